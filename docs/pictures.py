@@ -134,6 +134,7 @@ def views() -> dict[str, Callable[[hs.Model], Sequence[View]]]:
         "contributions.png": lambda _: saved("contributions.nc")[:1],
         "patch.png": lambda _: saved("patch.nc"),
         "series.png": lambda _: views_of(training_run())[:2],
+        "features.png": lambda model: views_of(drawn_features(model))[1:2],
         "graft.png": lambda model: views_of(broken_attention(model))[:1],
         "steer.png": lambda _: saved("steer.nc")[:1],
         "visibility.png": lambda _: saved("visibility.nc")[:2],
@@ -141,6 +142,7 @@ def views() -> dict[str, Callable[[hs.Model], Sequence[View]]]:
         "probe.png": lambda model: views_of(hs.probe(model, "cities-incomplete"))[:1],
         "embed.png": lambda _: (cosines(minilm()),),
         "search.png": lambda _: nearest_texts(minilm()),
+        "examples.png": lambda model: views_of(full_stops(model))[:1],
         "cluster.png": lambda _: saved("cluster.nc")[:1],
         "experiments/lenses-tuned.png": lambda _: saved("lenses.nc")[:1],
         "experiments/port-drift.png": lambda _: saved("port.nc")[1:2],
@@ -163,6 +165,12 @@ def cities(model: hs.Model) -> Sequence[View]:
 def nearest_texts(encoder: hs.Model) -> Sequence[View]:
     """Return the texts that are nearest to two queries."""
     return views_of(hs.search(encoder, QUERIES, k=4, texts=list(TOPICS)))[:2]
+
+
+def full_stops(model: hs.Model) -> hs.Result:
+    """Look for the tokens that excite a neuron."""
+    texts = [*hs.read("plain").texts, *hs.read("cities-complete").texts]
+    return hs.examples(model, "layer.20.mlp.neuron.743", texts, k=5)
 
 
 def capital_lens(model: hs.Model, lens: str | hs.Lens = "logit") -> hs.Result:
@@ -233,6 +241,11 @@ def broken_attention(model: hs.Model) -> hs.Result:
     for country, answer in ANSWERS.items():
         prompts.append((f"The capital of {country} is", answer))
     return hs.graft(model, donor, prompts, layers=5)
+
+
+def drawn_features(model: hs.Model) -> hs.Result:
+    """Hold random directions against neurons and components at an MLP."""
+    return hs.features(model, hs.read("plain").texts, "random", site="layer.6.mlp")
 
 
 def montreal(model: hs.Model) -> hs.Result:

@@ -1,5 +1,6 @@
 """Noise, and truths planted in tiny models: what analyses must not claim, and must find."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import xarray
 
 import hiddenscope as hs
 from hiddenscope.analyses.graft.compute import compare_windows
+from hiddenscope.directions.encoding import Encoding
 from hiddenscope.sites import Site
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 
@@ -89,6 +91,48 @@ def random_graft(generator: np.random.Generator, right: Any = None) -> hs.Result
     return hs.Result("graft", data, {**base, **facts}, {"model": "toy"})
 
 
+def sparse_states(
+    generator: np.random.Generator, directions: Any, texts: int = 12
+) -> hs.States:
+    """States that are sums of two directions each, in texts of eight tokens."""
+    count = texts * 8
+    values = np.zeros((1, count, directions.shape[1]), dtype=np.float32)
+    for row in range(count):
+        for feature in generator.choice(len(directions), 2, replace=False):
+            values[0, row] += generator.uniform(1, 2) * directions[feature]
+    tokens = hs.Tokens(
+        [f"text {number}" for number in range(texts)],
+        np.repeat(np.arange(texts), 8),
+        np.tile(np.arange(8), texts),
+        np.arange(count),
+        ["t"] * count,
+    )
+    return hs.States((Site(1),), torch.from_numpy(values), tokens, hs.Source("toy"))
+
+
+def unit_directions(seed: int, count: int = 24, width: int = 12) -> Any:
+    drawn = np.random.default_rng(seed).standard_normal((count, width))
+    return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+
+
+def feature_noise(generator: np.random.Generator) -> hs.Result:
+    """A dictionary that is drawn as the one that it is compared with."""
+    states = sparse_states(generator, np.eye(12))
+    return hs.features(
+        states, dictionary="random", site="layer.1", data=flips(generator, 12)
+    )
+
+
+def features_of_states() -> hs.Result:
+    """The directions that states are made of, twice as many as states are wide."""
+    directions = unit_directions(0)
+    states = sparse_states(np.random.default_rng(0), directions)
+    dictionary = hs.Dictionary.of(directions, "layer.1")
+    # What acts is known: it is what is found when the two largest are fitted.
+    encoding = Encoding("topk", k=2)
+    return hs.features(states, dictionary=replace(dictionary, encoding=encoding))
+
+
 def compare_noise(generator: np.random.Generator) -> hs.Result:
     return hs.compare(random_model(1), *random_texts(generator, 2))
 
@@ -151,6 +195,26 @@ def apart(offset: float = 4.0) -> tuple[hs.States, list[str]]:
     values = states.values.clone()
     values[1] += offset * torch.tensor([[float(label == "a")] for label in labels])
     return hs.States(states.sites, values, states.tokens, states.source), labels
+
+
+def examples_of(generator: np.random.Generator, share: float = 0.0) -> hs.Result:
+    """What `hs.examples` makes of random states, of which one kind of token may point
+    along the direction in this share of its tokens.
+    """
+    ids = generator.integers(9, size=720)
+    tokens = hs.Tokens(
+        None,
+        np.repeat(np.arange(60), 12),
+        np.tile(np.arange(12), 60),
+        ids,
+        [f"t{token}" for token in ids],
+    )
+    values = torch.from_numpy(generator.standard_normal((1, 720, 6))).float()
+    values[0, :, 0] += 6.0 * torch.from_numpy(
+        (ids == 4) & (generator.random(720) < share)
+    )
+    states = hs.States((Site(1),), values, tokens, hs.Source("toy"))
+    return hs.examples(states, hs.Direction.of(np.eye(6)[0], sites="layer.1"), k=3)
 
 
 def steered_far() -> hs.Result:

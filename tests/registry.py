@@ -25,6 +25,9 @@ from tests.planted import (
     clouds,
     compare_noise,
     drift_noise,
+    examples_of,
+    feature_noise,
+    features_of_states,
     flips,
     massive,
     patch_noise,
@@ -366,13 +369,56 @@ ENTRIES: dict[str, Entry] = {
             ),
             lambda: hs.probe(hs.each_token(tiny("llama")), (CLASSES[0], "position")),
         ),
-        request={"data": "cities-incomplete", "sites": "layer.1", "truncate": True},
+        request={"data": "cities-incomplete", "sites": "layer.1"},
         noise=lambda generator: hs.probe(
             random_states(generator, 24), flips(generator, 24)
         ),
         planted=(
             lambda: hs.probe(*apart()),
             "^Better than guessing the largest class \\(50%\\): .*layer\\.1",
+        ),
+    ),
+    "features": Entry(
+        ask=lambda model: hs.features(model, IDS, "random", site="layer.1"),
+        results=(
+            lambda: hs.features(tiny("llama"), [TEXT, OTHER], "pca", site="layer.1"),
+            lambda: hs.features(tiny("llama"), MANY, "random", site="layer.2.mlp"),
+            lambda: hs.features(tiny("llama"), TEXT, "neurons", site="layer.1"),
+            lambda: hs.features(
+                tiny("bert"), dictionary="random", site="layer.1", data=CLASSES
+            ),
+        ),
+        request={
+            "texts": "The rest is here.",
+            "dictionary": "random",
+            "site": "layer.1",
+        },
+        noise=feature_noise,
+        planted=(
+            features_of_states,
+            "That of the dictionary is less than that of principal components",
+        ),
+    ),
+    "examples": Entry(
+        ask=lambda model: hs.examples(model, "layer.1.mlp.neuron.7", IDS),
+        results=(
+            lambda: hs.examples(tiny("llama"), "layer.2.mlp.neuron.7", [TEXT, OTHER]),
+            lambda: hs.examples(
+                tiny("llama").capture([TEXT, OTHER], "layer.2"),
+                hs.Dictionary.of(np.eye(64)[:9], "layer.2"),
+            ),
+            lambda: hs.examples(
+                tiny("t5"), hs.Direction.of(np.ones(64), sites="layer.1"), [TEXT, OTHER]
+            ),
+        ),
+        request={
+            "directions": "layer.1.mlp.neuron.7",
+            "texts": ["The rest is here.", "Another."],
+        },
+        noise=examples_of,
+        planted=(
+            lambda: examples_of(np.random.default_rng(0), 0.5),
+            "It prefers “t4”: \\d+% of \\d+ such tokens are strong",
         ),
     ),
     "patch": Entry(

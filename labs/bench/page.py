@@ -94,7 +94,8 @@ only that is meant; memory has one ratio. A ratio that misses its bar is bold. A
 GPU_ROWS = """\
 ## {cpu}
 
-Ratios of wall time, measured by `python -m labs.bench.gpu`.
+Ratios of wall time, measured by `python -m labs.bench.gpu` and, for BatchTopK, `python -m labs.bench.dictionary`. The rows of
+BatchTopK are from before a step looked for massive states.
 """
 EXPONENTS = """\
 ## How cost grows
@@ -341,6 +342,8 @@ def _gpu_rows(record: Record) -> Iterable[Sequence[str]]:
         row = Row.from_json(fields)
         what = row.what.removeprefix(f"{record['machine']['cpu']}: ")
         shape, _, rest = what.partition(" shape, ")
+        if not rest:
+            shape, rest = "no model", what
         # Times and differences in brackets are those of one shape, as are its heads.
         compared = BRACKETS.sub("", HEADS.sub("every head", rest))
         lines.setdefault(compared, {})[shape] = row

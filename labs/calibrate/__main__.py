@@ -13,8 +13,11 @@ from rich.console import Console
 
 from labs.calibrate import (
     attention,
+    examples,
     exchange,
+    features,
     graft,
+    monitor,
     patch,
     probe,
     profile,
@@ -37,6 +40,9 @@ STUDIES = (
     patch.STUDY,
     attention.STUDY,
     profile.STUDY,
+    examples.STUDY,
+    monitor.STUDY,
+    features.STUDY,
 )  # another analysis is one more line here
 INTRODUCTION = """\
 # How far intervals and tests can be trusted

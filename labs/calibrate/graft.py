@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hiddenscope.analyses.graft.compute import by_third, sign_flip_p
-from hiddenscope.analyses.graft.losses import Losses, compare_losses
-from hiddenscope.analyses.graft.story import Estimate
+from hiddenscope.analyses.graft.losses import compare_losses
 from hiddenscope.linear.intervals import wilson
 from hiddenscope.measures.grouped import effective_count
+from hiddenscope.passes.losses import Losses
+from hiddenscope.results.report import Estimate
 from hiddenscope.sites import Site
 from hiddenscope.states.arrays import Floats, Ints
 from labs.calibrate.trials import Claim, Experiment, Study, each

@@ -115,9 +115,7 @@ def prepared(seed: int, draw: Draw, rows: int, share: float) -> Prepared:
     by_token = drawn.tokens > 1 or drawn.as_tokens
     pool: Pooling | None = None if by_token else "last"
     states = states_of(drawn, seed)
-    labelled = labelled_rows(
-        states, labels_of(drawn, states), task, "layer.*", pool, False
-    )
+    labelled = labelled_rows(states, labels_of(drawn, states), task, "layer.*", pool)
     target = target_of(labelled, task)
     design = design_of(labelled, target, seed)
     if len(design.permuted) == 1:

@@ -3,6 +3,7 @@
 sandbox      one case in a process of its own, with limits on its time and memory
 folders      model folders and GGUF files with absurd numbers, special files and damage
 adapters     adapter folders with slow patterns, absurd ranks, odd tensors and odd bases
+dictionaries  dictionaries of other libraries with odd configurations and damage
 saved        single bits flipped in every kind of file that is saved, and in cached models;
              headers with other values in files that were sealed again
 disk         a disk that becomes full while something is written

@@ -12,13 +12,23 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from labs.fuzz import adapters, calls, disk, folders, interrupts, saved, texts
+from labs.fuzz import (
+    adapters,
+    calls,
+    dictionaries,
+    disk,
+    folders,
+    interrupts,
+    saved,
+    texts,
+)
 from labs.fuzz.sandbox import Case, Outcome, sandboxed
 
 Make = Callable[[int, int, Path], Iterator[Case]]
 KINDS: dict[str, tuple[Make, float]] = {  # and how many of each, for one of --cases
     "folders": (folders.folders, 1.0),
     "adapters": (adapters.cases, 0.2),
+    "dictionaries": (dictionaries.cases, 0.2),
     "gguf": (folders.ggufs, 1.0),
     "saved": (saved.cases, 0.06),
     "disk": (disk.cases, 0.01),

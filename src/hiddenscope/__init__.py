@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from hiddenscope.analyses.drift import drift as drift
     from hiddenscope.analyses.embed import embed as embed
     from hiddenscope.analyses.embed.compute import Adjustment as Adjustment
+    from hiddenscope.analyses.examples import examples as examples
+    from hiddenscope.analyses.features import features as features
     from hiddenscope.analyses.graft import graft as graft
     from hiddenscope.analyses.lens import lens as lens
     from hiddenscope.analyses.lens.fitted import Lens as Lens
@@ -41,9 +43,11 @@ if TYPE_CHECKING:
     from hiddenscope.analyses.project.pictures import Pictures as Pictures
     from hiddenscope.analyses.search import search as search
     from hiddenscope.analyses.steer import steer as steer
-    from hiddenscope.analyses.steer.direction import Direction as Direction
     from hiddenscope.analyses.visibility import visibility as visibility
     from hiddenscope.analyses.visibility.sampling import Sampling as Sampling
+    from hiddenscope.directions.dictionary import Dictionary as Dictionary
+    from hiddenscope.directions.direction import Direction as Direction
+    from hiddenscope.directions.training import Training as Training
     from hiddenscope.extract import Corpus as Corpus
     from hiddenscope.extract import Engine as Engine
     from hiddenscope.extract import ExtractJob as ExtractJob

@@ -34,17 +34,6 @@ def _print_version() -> None:
         sys.exit()
 
 
-def _show_status(words: list[str]) -> None:
-    """Show that the command runs which the words name."""
-    if "--progress" in words:
-        progress.show(True)
-    elif "--quiet" in words:
-        progress.show(False)
-    else:
-        progress.show(None)
-    progress.begin(f"Running {words[0]}")
-
-
 signal.signal(signal.SIGINT, _leave)
 
 
@@ -54,7 +43,14 @@ def main() -> None:
     if words == ["--version"]:
         _print_version()
     if words and words[0] in COMMANDS and "--help" not in words:
-        _show_status(words)
+        # Show that the command runs which the words name.
+        if "--progress" in words:
+            progress.show(True)
+        elif "--quiet" in words:
+            progress.show(False)
+        else:
+            progress.show(None)
+        progress.begin(f"Running {words[0]}")
     import_module("hiddenscope.cli.main").main()
 
 

@@ -10,12 +10,14 @@ from hiddenscope.analyses.contributions.question import AnswerTokens as AnswerTo
 from hiddenscope.analyses.drift.compute import Candidate as Candidate
 from hiddenscope.analyses.drift.compute import Reference as Reference
 from hiddenscope.analyses.embed.compute import Adjustment as Adjustment
+from hiddenscope.analyses.examples.readings import Directions as Directions
 from hiddenscope.analyses.lens.fitted import Lens as Lens
 from hiddenscope.analyses.project.pictures import Method as Method
 from hiddenscope.analyses.project.pictures import Pictures as Pictures
 from hiddenscope.analyses.search.compute import Query as Query
 from hiddenscope.analyses.search.compute import Searchable as Searchable
-from hiddenscope.analyses.steer.direction import Direction as Direction
+from hiddenscope.directions.dictionary import Dictionary as Dictionary
+from hiddenscope.directions.direction import Direction as Direction
 from hiddenscope.model import Model as Model
 from hiddenscope.model import ModelLike as ModelLike
 from hiddenscope.passes import Inputs as Inputs

@@ -131,7 +131,13 @@ def _explain(
     try:
         arguments = signature.bind(*args, **kwargs).arguments
     except TypeError as refusal:
-        mismatch = _mismatch(function, called, kwargs, refusal)
+        reason, remedy = str(refusal), f"Call {_usage(function, called)}."
+        for name in kwargs:
+            if name not in signature.parameters:
+                reason = f"it has no parameter {name!r}"
+                for near in get_close_matches(name, signature.parameters, 1):
+                    remedy = f"Did you mean {near}?"
+        mismatch = ArgumentError(f"Cannot call {called}", reason, remedy)
         if kwargs.keys() - signature.parameters:
             raise mismatch from error
         # One of a wrong type may be why there are too many or too few.
@@ -152,23 +158,6 @@ def _explain(
             raise explained from error
     if mismatch is not None:
         raise mismatch from error
-
-
-def _mismatch(
-    function: Callable[..., Any],
-    called: str,
-    kwargs: Mapping[str, Any],
-    refusal: TypeError,
-) -> ArgumentError:
-    """Return the error for arguments that are not those of a function."""
-    reason, remedy = str(refusal), f"Call {_usage(function, called)}."
-    parameters = inspect.signature(function).parameters
-    for name in kwargs:
-        if name not in parameters:
-            reason = f"it has no parameter {name!r}"
-            for near in get_close_matches(name, parameters, 1):
-                remedy = f"Did you mean {near}?"
-    return ArgumentError(f"Cannot call {called}", reason, remedy)
 
 
 def _usage(function: Callable[..., Any], called: str) -> str:

@@ -312,9 +312,9 @@ def to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-def printable(text: str | os.PathLike[str]) -> str:
-    """Return a path or another text as it is safe on a terminal, of 200 characters."""
+def printable(text: str | os.PathLike[str], most: int | None = 200) -> str:
+    """Return a path or another text as it is safe on a terminal, cut at `most`."""
     parts = []
-    for char in os.fspath(text)[:200]:
+    for char in os.fspath(text)[:most]:
         parts.append(char if char.isprintable() else ascii(char)[1:-1])
     return "".join(parts)

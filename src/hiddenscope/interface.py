@@ -40,7 +40,7 @@ from typing import (
 from hiddenscope.arguments import explaining, integer, shown
 from hiddenscope.catalog import ANALYSIS, PUBLIC
 from hiddenscope.errors import ArgumentError
-from hiddenscope.states.pooling import CHOICES, NAMES
+from hiddenscope.states.pooling import CHOICES, NAMES, SCORE_POOLINGS
 
 Kind: TypeAlias = Literal[
     "text",
@@ -58,11 +58,13 @@ Kind: TypeAlias = Literal[
     "path",
     "contrast",
     "direction",
+    "dictionary",
     "sampling",
 ]
 """What a parameter takes. `data` are labelled texts, `numbers` one number or several, a
-`word` is any short string, and `words` are several. What may be a name or a path, such
-as a lens or a corpus, is a `word`: a `path` becomes a `pathlib.Path`. A
+`word` is any short string, and `words` are several. A `dictionary` is a path or a
+word, and in a form one of those that the workbench lists. What else may be a name or a
+path, such as a lens or a corpus, is a `word`: a `path` becomes a `pathlib.Path`. A
 `contrast`, a `direction` and a `sampling` have fields, which are parameters themselves.
 """
 
@@ -367,4 +369,9 @@ STACK_POOL = replace(
     help=f"What stands for a text: {CHOICES}; if not given, {POOL_BY_STACK}.",
     empty_choice=POOL_BY_STACK,
     aside=False,
+)
+PROBE_POOL = replace(
+    STACK_POOL,
+    help=f"{STACK_POOL.help} Scores of tokens: {', '.join(SCORE_POOLINGS)}.",
+    choices=(*NAMES, *SCORE_POOLINGS),
 )

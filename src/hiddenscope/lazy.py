@@ -1,16 +1,19 @@
 """Names of a package that are imported when they are first used."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from importlib import import_module
 
 
-def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], object]:
+def lazy_names(
+    package: str, names: Sequence[str], *modules: str
+) -> Callable[[str], object]:
     """Return a `__getattr__` for a package, which imports the module of a name.
 
-    `modules` has the module of every name, without the package before it.
+    The first of `modules` that has the name is taken; none after it is imported, so
+    those that need more stand last.
 
-    >>> find = lazy_names("hiddenscope.states", {"Pooling": "pooling"})
+    >>> find = lazy_names("hiddenscope.states", ["Pooling"], "pooling", "values")
     >>> find("States")
     Traceback (most recent call last):
     ...
@@ -18,11 +21,12 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], obje
     """
 
     def find(name: str) -> object:
-        if name not in modules:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(f"{package}.{modules[name]}"), name)
-        # From now on Python finds the name without calling this.
-        setattr(sys.modules[package], name, value)
-        return value
+        for module_name in modules if name in names else ():
+            module = import_module(f"{package}.{module_name}")
+            if hasattr(module, name):
+                # From now on Python finds the name without calling this.
+                setattr(sys.modules[package], name, getattr(module, name))
+                return getattr(module, name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return find

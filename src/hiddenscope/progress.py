@@ -221,7 +221,12 @@ class _Line:
                     print(f"{message} ...", file=sys.stderr, flush=True)
             elif message:
                 self._draw()
-                self._start()
+                self._work.set()
+                if self._thread is None or not self._thread.is_alive():
+                    self._thread = threading.Thread(
+                        target=self._draw_again, name="status", daemon=True
+                    )
+                    self._thread.start()
             else:
                 self._work.clear()
 
@@ -236,14 +241,6 @@ class _Line:
         finally:
             with self._lock:
                 self._aside -= 1
-
-    def _start(self) -> None:
-        self._work.set()
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(
-                target=self._draw_again, name="status", daemon=True
-            )
-            self._thread.start()
 
     def _draw_again(self) -> None:
         while True:

@@ -5,7 +5,7 @@ other tools give them.
     layer.0              the state that enters the first block
     layer.3.attn         inside the block that makes layer 3: attn, cross, mid, mlp
     layer.3.attn.head.5  inside its attention: q, k, v, z, head.0, head.1, ...
-    layer.3.mlp.neurons  inside its MLP: neurons, neuron.0, neuron.1, ...
+    layer.3.mlp.neurons  inside its MLP: input, neurons, neuron.0, neuron.1, ...
     layer.3.router       the probabilities over the experts of its MLP
     final                the last layer after the model's final norm
     encoder.layer.3      the same with two stacks: encoder.*, decoder.*
@@ -46,13 +46,15 @@ MOST_LAYERS = 1_000_000
 _ORDER = (
     *("attn.q", "attn.k", "attn.v", "attn.z", "attn.head", "attn"),
     *("cross.q", "cross.k", "cross.v", "cross.z", "cross.head", "cross"),
-    *("mid", "router", "mlp.neurons", "mlp.neuron", "mlp", ""),
+    *("mid", "mlp.input", "router", "mlp.neurons", "mlp.neuron", "mlp", ""),
 )
 
 _INDEX = "(?:0|[1-9][0-9]{0,5})"
 _WHOLE = "attn|cross|mid|mlp"
 # Inside attention and the MLP; the braces hold numbers of heads or neurons.
-_INSIDE = r"(?:attn|cross)\.(?:[qkvz]|head\.{0})|mlp\.(?:neurons|neuron\.{0})|router"
+_INSIDE = (
+    r"(?:attn|cross)\.(?:[qkvz]|head\.{0})|mlp\.(?:input|neurons|neuron\.{0})|router"
+)
 PART = f"{_INSIDE.format(_INDEX)}|{_WHOLE}"
 STACK = r"(?:(?P<stack>encoder|decoder)\.)?"
 _PART = re.compile(PART)
@@ -65,7 +67,7 @@ HIDDEN_STATES = re.compile(
 )
 _LENS = re.compile(
     r"(?P<stack>blocks|encoder|decoder)\.(?P<block>[0-9]{1,6})"
-    r"\.(?P<hook>(?:(?:attn|cross_attn|mlp)\.)?hook_[a-z_]+)"
+    r"\.(?P<hook>(?:(?:attn|cross_attn|ln2|mlp)\.)?hook_[a-z_]+)"
 )
 _LENS_FINAL = "ln_final.hook_normalized"
 _HOOKS = {
@@ -80,6 +82,7 @@ _INNER_HOOKS = {
     "attn.hook_v": "attn.v",
     "attn.hook_z": "attn.z",
     "cross_attn.hook_z": "cross.z",
+    "mlp.hook_in": "mlp.input",
     "mlp.hook_post": "mlp.neurons",
 }
 # Not every model of TransformerLens has these, so no site is printed like this.
@@ -95,6 +98,10 @@ _NO_SITE = dict.fromkeys(
 _NO_SITE["hook_result"] = (
     "it holds what every head adds",
     "Choose '{branch}.head.*'.",
+)
+_NO_SITE["hook_normalized"] = (
+    "TransformerLens takes it before or after the norm's own weight, as the norm is",
+    "Choose '{block}.mlp.input', after it.",
 )
 _NO_SITE |= dict.fromkeys(
     ("hook_pattern", "hook_attn_scores"),
@@ -197,6 +204,16 @@ class Site:
         """
         number = self.part.rpartition(".")[2]
         return int(number) if number.isdecimal() else None
+
+    @property
+    def whole(self) -> "Site":
+        """Return the site of all heads or neurons that a head or neuron is one of.
+
+        >>> Site(3, "attn.head.5").whole
+        Site('layer.3.attn.z')
+        """
+        name = "neurons" if self.branch == "mlp" else "z"
+        return Site(self.layer, f"{self.branch}.{name}", self.stack)
 
     def __str__(self) -> str:
         name = "final" if self.layer is None else f"layer.{self.layer}"
@@ -392,7 +409,9 @@ def _from_lens(name: str, match: re.Match[str], depth: int, final: bool) -> Site
         part = "cross" if module == "cross_attn" else "attn"
         branch = Site(block + 1, part, stack)
         reason, remedy = _NO_SITE[point]
-        remedy = remedy.format(branch=branch, letter=point[-1])
+        remedy = remedy.format(
+            branch=branch, letter=point[-1], block=Site(block + 1, stack=stack)
+        )
         raise SiteError(f"No site for {quoted(name)}", reason, remedy)
     if hook not in _HOOKS:
         raise not_a_site(name)

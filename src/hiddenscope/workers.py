@@ -104,8 +104,8 @@ class Channel:
         self._incoming.close()
 
 
-class WorkerProcess:
-    """A running worker, as the process that started it sees it.
+class WorkerProcess(Channel):
+    """A running worker, as the process that started it sees it: a channel to it.
 
     `target` is what follows `python -P` on the command line: `-m` and a module, or a
     file. The worker ends when it has answered and finds its pipe closed, so it never
@@ -143,20 +143,12 @@ class WorkerProcess:
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self.channel = Channel(self._process.stdout, self._process.stdin, max_body)
+        super().__init__(self._process.stdout, self._process.stdin, max_body)
 
     @property
     def pid(self) -> int:
         """Return the process id."""
         return self._process.pid
-
-    def send(self, header: Header, body: bytes = b"") -> None:
-        """Send a message; raise a BrokenPipeError where the worker has ended."""
-        self.channel.send(header, body)
-
-    def receive(self) -> Frame | None:
-        """Wait for the next message; return None once the worker has ended."""
-        return self.channel.receive()
 
     def poll(self) -> int | None:
         """Return the exit code, or None while the worker runs."""
@@ -183,10 +175,6 @@ class WorkerProcess:
         # macOS answers EPERM where nothing but zombies is left in the group.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
-
-    def close(self) -> None:
-        """Close the pipes of a worker that has ended."""
-        self.channel.close()
 
 
 def available_cores() -> int:

@@ -55,6 +55,7 @@ class Tried:
         report = _report(module, inputs)
         for number, stack in enumerate(anatomy.stacks):
             length = inputs["decoder_input_ids" if number else "input_ids"].shape[1]
+            self.wrong += self._compare_inputs(module, anatomy, inputs, number, length)
             for part in ("attn", "cross"):
                 names = REPORTS.get((stack.name, part), ())
                 weights = _reported(report, names, stack.depth)
@@ -63,6 +64,40 @@ class Tried:
                 self.wrong += self._compare(
                     module, anatomy, inputs, (number, part, length), weights
                 )
+
+    def _compare_inputs(
+        self,
+        module: nn.Module,
+        anatomy: Anatomy,
+        inputs: Mapping[str, Any],
+        number: int,
+        length: int,
+    ) -> Iterator[str]:
+        """Compare the input of each MLP with what torch shows entering a module.
+
+        That is the module of the block which is called `mlp`, where there is one. One
+        that is given the stream too is left out.
+        """
+        name = anatomy.stacks[number].name if len(anatomy.stacks) > 1 else None
+        for layer, block in enumerate(anatomy.stacks[number].blocks, 1):
+            inside = self.inside.stacks[number][layer - 1]
+            part = getattr(module.get_submodule(block.path), "mlp", None)
+            if inside.mlp_input is None or not isinstance(part, nn.Module):
+                continue
+            entered: list[tuple[Any, ...]] = []
+            watch = part.register_forward_pre_hook(
+                lambda part, args, entered=entered: entered.append(args)
+            )
+            site = Site(layer, "mlp.input", name)
+            try:
+                recorded = _recorded(module, anatomy, inputs, site, length)
+            finally:
+                watch.remove()
+            call = inside.mlp_input.call
+            if len(entered) <= call or len(entered[call]) != 1:
+                continue
+            if not torch.equal(entered[call][0].reshape(recorded.shape), recorded):
+                yield f"{site} is not what enters {block.path}.mlp"
 
     def _compare(
         self,

@@ -55,6 +55,8 @@ PLAIN = {
         r"Do not trust|look apart|groups can be seen|^Neighbour is|dashed line|picture"
         r" in two dimensions"
     ),
+    # How features are listed, and how baselines are fitted.
+    "features": r"^The list has|^Every way uses",
     # How the states were drawn.
     "visibility": r"^Averaged over .* states were drawn, at most",
     "cluster": r"points that are together here may be apart",
@@ -68,6 +70,7 @@ PLAIN = {
 CLAIMS = {
     "project": r"\bare apart at\b",
     "probe": r"^Better than guessing",
+    "examples": r"^It prefers\b",
     "graft": r"\bthey differ by\b|\braises the loss (more|less)\b",
     "drift": r"^Drift: the two first differ at\b",
     # Heads of random weights do read some tokens more than others.
@@ -153,6 +156,7 @@ def test_the_law_sees_a_sentence_that_compares_without_a_test() -> None:
     ("word", "runs"),
     [
         ("graft", 300),
+        ("examples", 40),
         pytest.param("project", 40, marks=pytest.mark.slow),
         pytest.param("probe", 30, marks=pytest.mark.slow),
         pytest.param("drift", 10, marks=pytest.mark.slow),

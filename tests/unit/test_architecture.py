@@ -29,7 +29,7 @@ ROWS = [
     {"analyses"},
     {"interface"},
     {"extract"},
-    {"vectors"},
+    {"vectors", "directions"},
     {"store", "model", "diagnosis"},
     {"passes"},
     {"discovery"},
@@ -340,7 +340,9 @@ def runs_foreign_code(node: ast.AST) -> str | None:
         "exec",
         "torch.load",
     }:
-        return dotted(node.func)
+        # torch then reads tensors alone, and runs nothing of the file.
+        safe = any(ast.unparse(word) == "weights_only=True" for word in node.keywords)
+        return None if safe else dotted(node.func)
     return None
 
 
@@ -402,6 +404,7 @@ BROKEN = [
     ("passes", "def f(m, k):\n    getattr(m, f'{k}_hook')(f)", "hooks or replaces"),
     ("loading", "from pickle import loads", "uses pickle"),
     ("loading", "import torch\nx = torch.load('x')", "uses torch.load"),
+    ("loading", "x = torch.load('x', weights_only=False)", "uses torch.load"),
     ("model", "def f():\n" + "    x = 1\n" * 81, "the body of f has 81 lines"),
     ("passes", "import torch\nwith torch.no_grad():\n    pass", "a mode of autograd"),
     ("passes", "from torch import nn\nnn.Linear = None", "assigns to an attribute"),

@@ -405,6 +405,7 @@ def _with_inner(blocks=2, heads=3):
         sites += [Site(layer, f"attn.{name}") for name in "qkvz"]
         sites += [Site(layer, f"attn.head.{head}") for head in range(heads)]
         sites += [Site(layer, "mlp.neurons"), Site(layer, "router")]
+        sites.append(Site(layer, "mlp.input"))
     return [*sites, Site(None)]
 
 
@@ -413,6 +414,7 @@ INNER = [
     "layer.3.attn.q",
     "decoder.layer.2.cross.z",
     "decoder.layer.2.cross.head.0",
+    "layer.3.mlp.input",
     "layer.3.mlp.neurons",
     "layer.3.mlp.neuron.1535",
     "layer.3.router",
@@ -430,7 +432,7 @@ def test_an_inner_site_prints_as_it_was_parsed():
 def test_plain_patterns_select_nothing_inside_attention_or_mlp():
     sites = _with_inner()
     outside = [site for site in sites if not site.is_inner]
-    for pattern in ("*", "layer.*", "layer.1.*", "*.attn", "layer.1"):
+    for pattern in ("*", "layer.*", "layer.1.*", "*.attn", "layer.*.mlp", "layer.1"):
         assert select(pattern, sites) == select(pattern, outside)
 
 
@@ -445,6 +447,7 @@ def test_plain_patterns_select_nothing_inside_attention_or_mlp():
         ("layer.-1.attn.q", 1),
         ("*.router", 2),
         ("*.mlp.neurons, *.attn.v", 4),
+        ("*.mlp.input", 2),
     ],
 )
 def test_inner_patterns_select_what_they_name(pattern, count):
@@ -463,7 +466,7 @@ def test_inner_sites_sort_in_the_order_of_the_pass():
         "attn.head.10",
         "attn",
     ]
-    names += ["mid", "router", "mlp.neurons", "mlp.neuron.3", "mlp"]
+    names += ["mid", "mlp.input", "router", "mlp.neurons", "mlp.neuron.3", "mlp"]
     sites = [Site(4, name) for name in names]
     assert sorted(reversed(sites)) == sites
     assert sites[-1] < Site(4)
@@ -480,6 +483,7 @@ def test_a_head_that_is_not_there_is_refused_with_the_number_of_heads():
         ("blocks.1.attn.hook_z", "layer.2.attn.z"),
         ("blocks.1.attn.hook_v", "layer.2.attn.v"),
         ("blocks.1.mlp.hook_post", "layer.2.mlp.neurons"),
+        ("blocks.1.mlp.hook_in", "layer.2.mlp.input"),
         ("decoder.1.cross_attn.hook_z", "decoder.layer.2.cross.z"),
     ],
 )
@@ -496,6 +500,7 @@ def test_inner_sites_have_the_names_of_transformer_lens(name, site, final):
         ("blocks.1.attn.hook_q", r"before rotary positions.*'layer\.2\.attn\.q'"),
         ("blocks.1.attn.hook_result", r"'layer\.2\.attn\.head\.\*'"),
         ("blocks.1.attn.hook_pattern", r"hs\.attention"),
+        ("blocks.1.ln2.hook_normalized", r"'layer\.2\.mlp\.input'"),
     ],
 )
 def test_hooks_of_transformer_lens_that_are_no_site_say_what_to_take(name, said):

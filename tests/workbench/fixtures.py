@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 import hiddenscope as hs
+from hiddenscope.directions.encoding import Encoding
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from tests.workbench.models import save_word_model
 from tests.workbench.pages import Opener, Workbench
@@ -49,6 +52,29 @@ def kept(root: Path) -> hs.States:
     (root / "corpora").mkdir(exist_ok=True)
     states.save(root / "corpora" / "kept.safetensors")
     return states
+
+
+@pytest.fixture(scope="session")
+def dictionaries(root: Path) -> dict[str, hs.Dictionary]:
+    """Dictionaries of the tiny model, of a layer and of an MLP: principal components
+    and their opposites. Each is below the root, in a folder named like its site.
+    """
+    model = hs.load(root / "models" / "tiny")
+    saved = {}
+    for site in ("layer.2", "layer.2.mlp"):
+        states = model.capture(list(TEXTS), site)
+        assert isinstance(states, hs.States)
+        components = hs.Dictionary.pca(states, 16, site)
+        rows = torch.cat([components.directions, -components.directions])
+        saved[site] = replace(
+            components,
+            directions=rows,
+            encoder=rows.T.contiguous(),
+            encoder_bias=torch.zeros(len(rows)),
+            encoding=Encoding("relu", centred=True),
+        )
+        saved[site].save(root / "dictionaries" / site)
+    return saved
 
 
 @pytest.fixture(scope="session")

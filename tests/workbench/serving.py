@@ -155,6 +155,10 @@ class Bench:
         """The opaque name of kept states."""
         return self._named("/api/stores", label)
 
+    def dictionary(self, site: str) -> str:
+        """The opaque name of a dictionary."""
+        return self._named("/api/dictionaries", f"dictionaries/{site}")
+
     def _named(self, path: str, label: str) -> str:
         names = {one["label"]: one["name"] for one in self.ask("GET", path).json}
         return str(names[label])

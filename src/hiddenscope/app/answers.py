@@ -9,7 +9,6 @@ from hiddenscope.results.drawing import MOST_TOKENS
 from hiddenscope.results.pictures import View
 from hiddenscope.views import pack
 from hiddenscope.views.render import by_name
-from hiddenscope.workers import Header
 
 # Below this size JSON is written faster than netCDF, which takes 20 ms or more.
 MAX_JSON_BYTES = 2**15
@@ -38,7 +37,7 @@ def pack_result(result: Result, titles: Sequence[str] = ()) -> StoredResult:
     for name, view in by_name(views).items():
         kind = type(view).__name__.lower()
         listed.append({"name": name, "title": view.title, "kind": kind})
-    header: Header = {
+    header = {
         "title": result.title,
         "findings": findings_in(story),
         "views": listed,
@@ -55,7 +54,7 @@ def _columns(result: Result, coordinate: str) -> list[int | None]:
     positions = result.data.coords.get(coordinate)
     if positions is None or positions.dims != ("token",):
         return []
-    columns: list[int | None] = []
+    columns = []
     for position in positions.to_numpy()[:MOST_TOKENS].tolist():
         columns.append(None if position == NO_TOKEN else position)
     return columns

@@ -144,7 +144,7 @@ def _add_pages(application: FastAPI) -> None:
     """Serve the page and its scripts."""
     # All files are read at the start and looked up by their whole path, so that no path
     # of a request ever reaches the disk.
-    served: dict[str, bytes] = {}
+    served = {}
     for room in ("app", "views"):
         for file in (files(f"hiddenscope.{room}") / "static").iterdir():
             if file.is_file():

@@ -13,15 +13,15 @@ from collections import OrderedDict
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 import xarray
 from torch import Tensor
 
 import hiddenscope as hs
 from hiddenscope import progress
+from hiddenscope.analyses.features.compute import written_words
 from hiddenscope.analyses.patch.encoding import encode_contrasts
 from hiddenscope.analyses.steer.continuations import (
     cannot_generate,
@@ -32,6 +32,7 @@ from hiddenscope.analyses.steer.sweep import masked_model
 from hiddenscope.app.answers import pack_result
 from hiddenscope.app.cache import StoredResult
 from hiddenscope.errors import Error, SiteError, TextError, TooLarge
+from hiddenscope.files import identity
 from hiddenscope.passes import Change
 from hiddenscope.results import Result
 from hiddenscope.results.dataset import Coordinates, Variables, to_dataset
@@ -63,6 +64,7 @@ class Models:
         self._loaded: OrderedDict[str, hs.Model] = OrderedDict()
         self._captured: OrderedDict[tuple[int, str], States] = OrderedDict()
         self._opened: tuple[str, StoredStates] | None = None
+        self._dictionary: tuple[Any, hs.Dictionary] | None = None
 
     def get(self, choice: Header) -> hs.Model:
         """Return the model of a choice, loading it from its path if needed."""
@@ -71,9 +73,10 @@ class Models:
         if key not in self._loaded:
             while len(self._loaded) >= MAX_MODELS:
                 self._loaded.popitem(last=False)
-                # Captured states are found by the id of their model, which Python may
-                # give to the next one.
+                # These are found by the id of their model, which Python may give to
+                # the next one.
                 self._captured.clear()
+                self._dictionary = None
             with progress.status(f"Loading {Path(path).name}"):
                 self._loaded[key] = hs.load(path, dtype=dtype, device=self.device)
         self._loaded.move_to_end(key)
@@ -88,6 +91,16 @@ class Models:
             states = hs.open(path) if path.is_dir() else load_states(path)
             self._opened = key, states
         return self._opened[1]
+
+    def dictionary(
+        self, path: str, model: hs.Model | None, site: str = ""
+    ) -> hs.Dictionary:
+        """Return a dictionary, proved on the model; the last one stays."""
+        key = path, identity(sorted(Path(path).iterdir())), id(model), site
+        if self._dictionary is None or self._dictionary[0] != key:
+            self._dictionary = None
+            self._dictionary = key, hs.Dictionary.read(path, model, site)
+        return self._dictionary[1]
 
     def states(self, model: hs.Model, text: str) -> States:
         """Return the states of one text, at every layer and final."""
@@ -126,8 +139,12 @@ def describe_state(models: Models, request: Header) -> Header:
     model = models.get(request["model"])
     arguments = request["arguments"]
     text, token = arguments["text"], arguments["token"]
-    states = models.states(model, text)
     site = Site.parse(arguments["site"])
+    states = models.states(model, text)
+    if site.part:
+        inner = model.capture(text, site)
+        assert isinstance(inner, States), "a model with one stack"
+        states = inner
     if site not in states.sites or token >= len(states.tokens):
         reason = (
             f"it has {states.sites[0]} to {states.sites[-1]} and {len(states.tokens)}"
@@ -146,7 +163,7 @@ def describe_state(models: Models, request: Header) -> Header:
         )
     except Error as error:
         lens = in_page(error)
-    described: Header = {
+    described = {
         "site": str(site),
         "token": token,
         "string": states.tokens.strings[token],
@@ -158,6 +175,8 @@ def describe_state(models: Models, request: Header) -> Header:
         "lens": lens,
         "before": _predict(model, text),
     }
+    if "dictionary" in arguments:
+        described["features"] = _strongest_features(models, model, site, arguments)
     change = arguments.get("change")
     if change is not None:
         edit, used = _build_change(models, model, site, token, change)
@@ -166,6 +185,27 @@ def describe_state(models: Models, request: Header) -> Header:
         described["used"] = used
         described["after"] = _likeliest(model, logits)
     return described
+
+
+def _strongest_features(
+    models: Models, model: hs.Model, site: Site, arguments: Header
+) -> list[Header] | str:
+    """Return the features that write most in a state, or why there are none."""
+    try:
+        dictionary = models.dictionary(arguments["dictionary"], model)
+        if str(site) not in (dictionary.reads, dictionary.writes):
+            return f"The dictionary is of {dictionary.writes}."
+        states: Any = model.capture(arguments["text"], dictionary.reads)
+        state = states[dictionary.reads][[arguments["token"]]]
+        (activations,) = dictionary.activations(state)
+        sizes = activations.abs() * dictionary.directions.norm(dim=1)
+        best = sizes.topk(min(NEAREST, int((sizes > 0).sum()))).indices
+        words = written_words(model, dictionary, best)
+    except Error as error:
+        return in_page(error)
+    names = "feature", "activation", "words"
+    rows = zip(best.tolist(), activations[best].tolist(), words, strict=True)
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def _names(model: hs.Model, site: Site, token: int) -> dict[str, str]:
@@ -347,22 +387,15 @@ def reads_of(result: Result, token: int) -> tuple[Result, str]:
     variables: Variables = {}
     kinds = {"pattern": ("weight", ""), "weighted": ("value-weighted weight", "L2")}
     for name, (words, unit) in kinds.items():
-        weights = row[name].transpose("layer", "head", "key").to_numpy()
-        # Unlike nanmax and nanmean, these give no warning where a layer has no head.
-        largest = np.fmax.reduce(weights, axis=1)
-        exists = ~np.isnan(weights)
-        counts = np.maximum(exists.sum(axis=1), 1)
-        sums = np.where(exists, weights, 0).sum(axis=1)
-        means = (sums / counts).astype(np.float32)
-        means[~exists.any(axis=1)] = np.nan
+        weights = row[name].transpose("layer", "head", "key")
         variables[f"largest_{name}"] = (
             cells,
-            largest,
+            weights.max("head").to_numpy(),
             {"long_name": f"largest {words} of any head", "units": unit},
         )
         variables[f"mean_{name}"] = (
             cells,
-            means,
+            weights.mean("head").to_numpy(),
             {"long_name": f"mean {words} of all heads", "units": unit},
         )
     coords: Coordinates = {

@@ -90,9 +90,10 @@ def as_python(request: Values, names: Names) -> str | None:
         openings["model"] = python_load(request["model"], names)
     if word in PAGE_PROGRAMS:
         values = {**arguments, **openings}
-        if word == "store" and not arguments.get("site"):
-            word = "store by any site"
-        elif word == "nearest":
+        values["at_site"] = ""
+        if arguments.get("site"):
+            values["at_site"] = f", site={arguments['site']!r}"
+        if word == "nearest":
             # The nearest of all is the state itself.
             values["k"] += 1
         if arguments.get("change") is not None:
@@ -242,13 +243,7 @@ PAGE_PROGRAMS = {
     "store": (
         "states = {states}",
         "model = {model}",
-        "result = hs.search(states, (model, {query!r}), {k}, site={site!r})",
-        "result.save('search.html')",
-    ),
-    "store by any site": (
-        "states = {states}",
-        "model = {model}",
-        "result = hs.search(states, (model, {query!r}), {k})",
+        "result = hs.search(states, (model, {query!r}), {k}{at_site})",
         "result.save('search.html')",
     ),
     "kept": (
@@ -325,6 +320,8 @@ def python_load(choice: Values, names: Names) -> str:
 def _as_python(parameter: Parameter, value: Any, names: Names, of_states: bool) -> str:
     if parameter.kind == "model":
         return python_load(value, names)
+    if parameter.kind == "dictionary":
+        return repr(resolved(value, names).path)
     if parameter.kind == "data":
         path, columns = resolved(value, names)
         if not columns and not of_states:
@@ -352,7 +349,7 @@ def command_words(
     `dtype` is that of the model: a command gives a second model the same.
     """
     options: list[str] = []
-    arguments: list[str] = []
+    arguments = []
     for parameter in parameters:
         value = values.get(parameter.name)
         if value is None:
@@ -376,6 +373,8 @@ def command_words(
                 arguments.append(path)
             else:
                 options += [parameter.option, path]
+        elif parameter.kind == "dictionary":
+            options += option_words(parameter.option, resolved(value, names).path)
         elif parameter.is_argument:
             arguments += map(text_word, _listed(value))
         else:

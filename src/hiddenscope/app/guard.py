@@ -88,7 +88,12 @@ class Guard:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
-        headers = _single_headers(scope)
+        every = Headers(scope=scope)
+        headers = {}
+        for name in set(every.keys()):
+            values = every.getlist(name)
+            # One that comes twice counts as malformed.
+            headers[name] = values[0] if len(values) == 1 else ""
         # The order matters: nothing is said about tokens to a request that was meant
         # for another machine or comes from another site.
         answer = (
@@ -216,16 +221,6 @@ class Guard:
             return message
 
         return limited
-
-
-def _single_headers(scope: Scope) -> dict[str, str]:
-    """Return the headers of a request. One that comes twice counts as malformed."""
-    headers = Headers(scope=scope)
-    single = {}
-    for name in set(headers.keys()):
-        values = headers.getlist(name)
-        single[name] = values[0] if len(values) == 1 else ""
-    return single
 
 
 def parse_host(header: str) -> tuple[str, int | None] | None:

@@ -17,14 +17,12 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from secrets import token_urlsafe
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from hiddenscope.app.cache import ResultCache, StoredResult
-from hiddenscope.app.schemas import JobAnswer, Progress
+from hiddenscope.app.schemas import JobAnswer, JobState, Progress
 from hiddenscope.app.settings import Settings
 from hiddenscope.workers import Frame, Header, WorkerProcess
-
-JobState: TypeAlias = Literal["queued", "running", "done", "failed", "cancelled"]
 
 Listener: TypeAlias = Callable[[Header, bytes], None]
 
@@ -136,12 +134,10 @@ class ModelWorker:
                 "The worker was killed, most likely because memory ran out. Ask for"
                 " less, or use a smaller model."
             )
+        ending = f"ended (exit code {code})"
         if code is not None and code < 0:
-            name = signal.Signals(-code).name
-            return f"The worker crashed ({name}). The next question starts a new one."
-        return (
-            f"The worker ended (exit code {code}). The next question starts a new one."
-        )
+            ending = f"crashed ({signal.Signals(-code).name})"
+        return f"The worker {ending}. The next question starts a new one."
 
 
 class QueueFull(Exception):
@@ -320,8 +316,7 @@ class Jobs:
 
         def listen(header: Header, body: bytes) -> None:
             if header["type"] == "progress":
-                what, done, total = header["what"], header["done"], header["total"]
-                job.progress = Progress(what=what, done=done, total=total)
+                job.progress = Progress(**header)
             elif header["type"] == "partial":
                 # The body is the payload, followed by the data, which a page does not
                 # need.

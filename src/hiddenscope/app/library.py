@@ -27,6 +27,7 @@ from hiddenscope.app.schemas import (
     MODEL_NAME,
     ColumnChoice,
     DatasetAnswer,
+    DictionaryAnswer,
     ModelAnswer,
     ModelChoice,
     StoreAnswer,
@@ -54,6 +55,8 @@ MAX_CHARACTERS = 300
 MAX_SITES = 500
 
 ADAPTER_CONFIG = "adapter_config.json"
+# Each is in the folders of some libraries that train dictionaries.
+DICTIONARY_FILES = ("sae_weights.safetensors", "sae.safetensors", "params.npz")
 # Of sites of one width, and of sites whose widths differ.
 STATES_FORMATS = ("hiddenscope.states/1", "hiddenscope.states/2")
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -84,17 +87,16 @@ class Library:
 
     def models(self) -> list[ModelAnswer]:
         """List the models of the zoo, of the hub's local cache, and below the root."""
-        models = []
-        for entry in zoo.listing():
-            models.append(
-                ModelAnswer(
-                    name=entry.name,
-                    label=entry.description,
-                    source="zoo",
-                    here=entry.cached,
-                    headless=outline(entry.name).headless,
-                )
+        models = [
+            ModelAnswer(
+                name=entry.name,
+                label=entry.description,
+                source="zoo",
+                here=entry.cached,
+                headless=outline(entry.name).headless,
             )
+            for entry in zoo.listing()
+        ]
         for path in _entries(_hub_cache()):
             kind, _, folder = path.name.partition("--")
             # The hub allows no two dashes in a row in the name of an owner or a model.
@@ -158,9 +160,9 @@ class Library:
 
     def datasets(self) -> list[DatasetAnswer]:
         """List the shipped datasets, then the uploads."""
-        datasets = []
-        for name in texts.shipped():
-            datasets.append(_describe_dataset(name, texts.read(name)))
+        datasets = [
+            _describe_dataset(name, texts.read(name)) for name in texts.shipped()
+        ]
         for name in self.uploads.names():
             upload = self.uploads.get(name)
             if upload is not None:
@@ -192,6 +194,17 @@ class Library:
                 "Choose one of these, or upload one.",
             )
         return None
+
+    def dictionaries(self) -> list[DictionaryAnswer]:
+        """List the dictionaries of features below the root."""
+        matches = self._search(_is_dictionary, "dictionary")
+        return [
+            DictionaryAnswer(name=n, label=self._label(path)) for n, path in matches
+        ]
+
+    def dictionary_path(self, name: str) -> Path:
+        """Return the folder of a dictionary."""
+        return self._path(name, _is_dictionary, "dictionary")
 
     def stores(self) -> list[StoreAnswer]:
         """List the states that are stored below the root, in files and in stores."""
@@ -288,6 +301,10 @@ def _is_model(path: Path) -> bool:
         return False
 
 
+def _is_dictionary(path: Path) -> bool:
+    return any((path / name).is_file() for name in DICTIONARY_FILES)
+
+
 def _base_folder(path: Path) -> Path | None:
     """Return where the model that an adapter is of lies, if it is not on the hub."""
     config = path / ADAPTER_CONFIG
@@ -374,7 +391,7 @@ def describe_states(name: str, label: str, path: Path) -> StoreAnswer | None:
 
 def read_texts(path: Path, first: int, count: int) -> StoreTextsAnswer:
     """Return a page of texts in their order, with the number of tokens of each."""
-    page: list[StoreText] = []
+    page = []
 
     def add(number: int, text: str, tokens: int) -> None:
         shown, is_cut = text[:MAX_CHARACTERS], len(text) > MAX_CHARACTERS

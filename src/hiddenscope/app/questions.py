@@ -3,6 +3,7 @@
 This module imports torch. Only the worker imports it.
 """
 
+import os
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -51,9 +52,8 @@ def answer(request: Header, models: Models, preview: Preview) -> StoredResult:
         source = models.get(request["model"])
     arguments = dict(request["arguments"])
     for parameter in form_parameters(ANALYSIS[word]):
-        value = arguments.get(parameter.name)
-        if value is not None:
-            arguments[parameter.name] = _convert(models, source, parameter, value)
+        if arguments.get(parameter.name) is not None:
+            arguments[parameter.name] = _convert(models, source, parameter, arguments)
         elif parameter.explicit:
             arguments[parameter.name] = None
     if word == "project":
@@ -64,11 +64,15 @@ def answer(request: Header, models: Models, preview: Preview) -> StoredResult:
 
 
 def _convert(
-    models: Models, source: StateSource, parameter: Parameter, value: Any
+    models: Models, source: StateSource, parameter: Parameter, arguments: Header
 ) -> Any:
     """Turn an argument of a request into what an analysis takes."""
+    value = arguments[parameter.name]
     if parameter.kind == "model":
         return models.get(value)
+    if parameter.kind == "dictionary" and os.path.isabs(value):
+        model = source if isinstance(source, hs.Model) else None
+        return models.dictionary(value, model, arguments.get("site", ""))
     if parameter.fields:
         return build_value(parameter, source, value)
     if parameter.kind == "data":

@@ -23,16 +23,13 @@ from hiddenscope.app.jobs import JobRecord, Jobs, QueueFull
 from hiddenscope.app.library import Library, read_texts, store_identity
 from hiddenscope.app.schemas import (
     STORE_NAME,
-    AnalysisAnswer,
     ColumnChoice,
     DatasetAnswer,
     JobAnswer,
     JobRequest,
-    ModelAnswer,
     ModelChoice,
     Problem,
     ResultAnswer,
-    StoreAnswer,
     StoreTextsAnswer,
     TableAnswer,
     analyses,
@@ -42,6 +39,7 @@ from hiddenscope.app.settings import Settings
 from hiddenscope.app.uploads import preview_table
 from hiddenscope.catalog import ANALYSIS
 from hiddenscope.errors import Error
+from hiddenscope.files import identity as files_identity
 from hiddenscope.results import Result
 from hiddenscope.workers import Header
 
@@ -168,6 +166,10 @@ class Desk:
         for name, kind, value in _references(client_request):
             if kind == "model":
                 arguments[name] = self._resolve_model(value, identities)
+            elif kind == "dictionary":
+                path = self.library.dictionary_path(value)
+                identities.append(files_identity(sorted(path.iterdir())))
+                arguments[name] = str(path)
             else:
                 upload = self.library.dataset(value)
                 if upload is not None:
@@ -204,6 +206,8 @@ class Desk:
         for name in opaque_names:
             if name.startswith("folder:"):
                 names[name] = Named(self.library.model_path(name))
+            elif name.startswith("dictionary:"):
+                names[name] = Named(str(self.library.dictionary_path(name)))
             elif name.startswith("upload:"):
                 upload = self.library.dataset(name)
                 if upload is not None:
@@ -246,10 +250,16 @@ def _references(request: Header) -> Iterator[tuple[str, str, Any]]:
     """Yield the arguments that name models and datasets, with their kinds."""
     # What only the page asks names no other model and no dataset.
     if request["analysis"] not in ANALYSIS:
+        if "dictionary" in request["arguments"]:
+            yield "dictionary", "dictionary", request["arguments"]["dictionary"]
         return
     for parameter in form_parameters(ANALYSIS[request["analysis"]]):
         value = request["arguments"].get(parameter.name)
-        if value is not None and parameter.kind in ("model", "data"):
+        is_named = parameter.kind in ("model", "data")
+        # Other words than names are passed on as they are.
+        if parameter.kind == "dictionary" and value not in parameter.choices:
+            is_named = True
+        if value is not None and is_named:
             yield parameter.name, parameter.kind, value
 
 
@@ -259,20 +269,11 @@ def api(desk: Desk) -> APIRouter:
     Job: TypeAlias = Annotated[JobRecord, Depends(desk.job)]
     Stored: TypeAlias = Annotated[StoredResult, Depends(desk.result)]
 
-    @router.get("/analyses")
-    async def list_analyses() -> list[AnalysisAnswer]:
-        """List every analysis, with its question and its parameters."""
-        return analyses()
-
-    @router.get("/models")
-    def list_models() -> list[ModelAnswer]:
-        """List the models of the zoo, of the hub's local cache, and below the root."""
-        return desk.library.models()
-
-    @router.get("/datasets")
-    def list_datasets() -> list[DatasetAnswer]:
-        """List the shipped datasets, and those that were uploaded."""
-        return desk.library.datasets()
+    router.get("/analyses")(analyses)
+    router.get("/models")(desk.library.models)
+    router.get("/datasets")(desk.library.datasets)
+    router.get("/dictionaries")(desk.library.dictionaries)
+    router.get("/stores")(desk.library.stores)
 
     @router.post("/datasets", status_code=201, openapi_extra={"requestBody": UPLOAD})
     async def upload_dataset(
@@ -292,11 +293,6 @@ def api(desk: Desk) -> APIRouter:
         """Read the columns and the first rows of a file; nothing is kept."""
         content = await request.body()
         return await asyncio.to_thread(preview_table, file, content)
-
-    @router.get("/stores")
-    def list_stores() -> list[StoreAnswer]:
-        """List the states that are stored below the root, in files and in stores."""
-        return desk.library.stores()
 
     @router.get("/stores/{name}/texts")
     def list_texts(

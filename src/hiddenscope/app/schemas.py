@@ -29,7 +29,7 @@ from pydantic import (
 
 from hiddenscope.catalog import ANALYSES, Analysis
 from hiddenscope.interface import Kind, Parameter, describe
-from hiddenscope.states.pooling import NAMES as POOLING_NAMES
+from hiddenscope.states.pooling import NAMES, SCORE_POOLINGS
 
 MOST_CHARACTERS = 20_000
 MOST_TEXTS = 2_000
@@ -38,6 +38,8 @@ PART = r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,95}"
 MODEL_NAME = rf"^(?:folder:[0-9a-f]{{16}}|{PART}(?:/{PART})?)$"
 DATA_NAME = r"^(?:upload:[0-9a-f]{16}|[A-Za-z0-9_][A-Za-z0-9_\-]{0,95})$"
 STORE_NAME = r"^store:[0-9a-f]{16}$"
+DICTIONARY = r"^dictionary:[0-9a-f]{16}$"
+DICTIONARY_NAME = rf"^(?:neurons|pca|random)$|{DICTIONARY}"
 SITES = r"^[A-Za-z0-9_.*,\[\]\- ]{1,200}$"
 MOST_NEW_TOKENS = 60
 
@@ -58,14 +60,18 @@ SomeTexts: TypeAlias = (
     OneText | Annotated[list[OneText], Field(min_length=1, max_length=MOST_TEXTS)]
 )
 SitesName: TypeAlias = Annotated[str, Field(pattern=SITES)]
+SiteName: TypeAlias = Annotated[str, Field(pattern=r"^[a-z0-9.]{1,40}$")]
+TokenNumber: TypeAlias = Annotated[int, Field(ge=0, le=MOST_CHARACTERS)]
+HitCount: TypeAlias = Annotated[int, Field(ge=1, le=100)]
 Word: TypeAlias = Annotated[str, Field(min_length=1, max_length=200)]
 Number: TypeAlias = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
 Integer: TypeAlias = Annotated[int, Field(ge=-1_000_000, le=1_000_000)]
+POOLING_NAMES = (*NAMES, *SCORE_POOLINGS)
 PoolingChoice: TypeAlias = Literal[POOLING_NAMES] | Integer  # type: ignore[valid-type]
 StoreName: TypeAlias = Annotated[str, Field(pattern=STORE_NAME)]
 TextNumber: TypeAlias = Annotated[int, Field(ge=0, le=10**12)]
 Encodable: TypeAlias = Annotated[str, AfterValidator(encodable)]
-Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
+JobState: TypeAlias = Literal["queued", "running", "done", "failed", "cancelled"]
 
 
 class Strict(BaseModel):
@@ -80,7 +86,7 @@ class ModelChoice(Strict):
     """
 
     name: Annotated[str, Field(pattern=MODEL_NAME, max_length=200)]
-    dtype: Dtype | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
 
 
 class GridArguments(Strict):
@@ -93,7 +99,7 @@ class ReadsArguments(Strict):
     """Which tokens one token of a text reads in each layer; by default the last one."""
 
     text: OneText
-    token: Annotated[int, Field(ge=0, le=MOST_CHARACTERS)] | None = None
+    token: TokenNumber | None = None
 
 
 class ChangeChoice(Strict):
@@ -105,7 +111,7 @@ class ChangeChoice(Strict):
 
     kind: Literal["ablate", "replace", "steer"]
     text: OneText | None = None
-    token: Annotated[int, Field(ge=0, le=MOST_CHARACTERS)] | None = None
+    token: TokenNumber | None = None
     toward: OneText | None = None
     away: OneText | None = None
     strength: Number = 1.0
@@ -122,12 +128,13 @@ class AnswersArguments(Strict):
 
 class StateArguments(Strict):
     """One state of a text, and what the model predicts after the text, before and after
-    a change of the state.
+    a change of the state; with a dictionary of its site, the strongest features.
     """
 
     text: OneText
-    site: Annotated[str, Field(pattern=r"^[a-z0-9.]{1,40}$")]
-    token: Annotated[int, Field(ge=0, le=MOST_CHARACTERS)]
+    site: SiteName
+    token: TokenNumber
+    dictionary: Annotated[str, Field(pattern=DICTIONARY)] | None = None
     change: ChangeChoice | None = None
 
 
@@ -145,7 +152,7 @@ class StoreArguments(Strict):
     store: StoreName
     query: OneText
     site: SitesName | None = None
-    k: Annotated[int, Field(ge=1, le=100)] = 10
+    k: HitCount = 10
 
 
 class KeptArguments(Strict):
@@ -160,9 +167,9 @@ class NearestArguments(Strict):
 
     store: StoreName
     text: TextNumber
-    site: Annotated[str, Field(pattern=r"^[a-z0-9.]{1,40}$")]
+    site: SiteName
     token: Annotated[int, Field(ge=0, le=10_000_000)]
-    k: Annotated[int, Field(ge=1, le=100)] = 10
+    k: HitCount = 10
 
 
 TYPES: dict[Kind, Any] = {
@@ -170,6 +177,7 @@ TYPES: dict[Kind, Any] = {
     "texts": SomeTexts,
     "model": ModelChoice,
     "data": Annotated[str, Field(pattern=DATA_NAME)],
+    "dictionary": Annotated[str, Field(pattern=DICTIONARY_NAME)],
     "sites": SitesName,
     "integer": Integer,
     "flag": bool,
@@ -235,33 +243,37 @@ class ModelOrStore(Strict):
         return self
 
 
+class OfModel(Strict):
+    """A request to what a model computes."""
+
+    model: ModelChoice
+
+
 def _request(
-    word: str, arguments: type[BaseModel], source: Literal["model", "either", "store"]
+    word: str, arguments: type[BaseModel], source: type[Strict] = OfModel
 ) -> type[BaseModel]:
     """Return the request of a question about a model, kept states, or either."""
     fields: dict[str, Any] = {
         "analysis": (Literal[word], ...),
         "arguments": (arguments, ...),
     }
-    if source == "model":
-        fields["model"] = (ModelChoice, ...)
     return create_model(
         f"{word.capitalize()}Request",
-        __base__=ModelOrStore if source == "either" else Strict,
+        __base__=source,
         __doc__=arguments.__doc__,
         **fields,
     )
 
 
 def _analysis_request(analysis: Analysis) -> type[BaseModel]:
-    arguments: type[BaseModel] = create_model(
+    arguments = create_model(
         f"{analysis.word.capitalize()}Arguments",
         __base__=Strict,
         __doc__=analysis.question,
         **_fields(form_parameters(analysis)),
     )
-    reads_states = describe(analysis.word).states
-    return _request(analysis.word, arguments, "either" if reads_states else "model")
+    source = ModelOrStore if describe(analysis.word).states else OfModel
+    return _request(analysis.word, arguments, source)
 
 
 ASKED = tuple(analysis for analysis in ANALYSES if analysis.in_app)
@@ -269,14 +281,14 @@ ASKED = tuple(analysis for analysis in ANALYSES if analysis.in_app)
 
 REQUESTS = {
     **{analysis.word: _analysis_request(analysis) for analysis in ASKED},
-    "grid": _request("grid", GridArguments, "model"),
-    "reads": _request("reads", ReadsArguments, "model"),
-    "answers": _request("answers", AnswersArguments, "model"),
-    "state": _request("state", StateArguments, "model"),
-    "continuation": _request("continuation", ContinuationArguments, "model"),
-    "store": _request("store", StoreArguments, "model"),
-    "kept": _request("kept", KeptArguments, "store"),
-    "nearest": _request("nearest", NearestArguments, "store"),
+    "grid": _request("grid", GridArguments),
+    "reads": _request("reads", ReadsArguments),
+    "answers": _request("answers", AnswersArguments),
+    "state": _request("state", StateArguments),
+    "continuation": _request("continuation", ContinuationArguments),
+    "store": _request("store", StoreArguments),
+    "kept": _request("kept", KeptArguments, Strict),
+    "nearest": _request("nearest", NearestArguments, Strict),
 }
 JobRequest: Any = Annotated[
     Union[tuple(REQUESTS.values())],  # noqa: UP007
@@ -307,7 +319,7 @@ class JobAnswer(BaseModel):
 
     id: str
     analysis: str
-    state: Literal["queued", "running", "done", "failed", "cancelled"]
+    state: JobState
     waiting: int = Field(description="How many jobs are before it.")
     progress: Progress | None = None
     partial: int = Field(
@@ -492,6 +504,13 @@ class DatasetAnswer(BaseModel):
     )
 
 
+class DictionaryAnswer(BaseModel):
+    """A dictionary of features below the root."""
+
+    name: str
+    label: str
+
+
 class StoreAnswer(BaseModel):
     """States that were kept in a file or a store below the root."""
 
@@ -529,7 +548,7 @@ class StoreTextsAnswer(BaseModel):
 
 
 def analyses() -> list[AnalysisAnswer]:
-    """Return every analysis that the API answers."""
+    """List every analysis, with its question and its parameters."""
     answers = []
     for analysis in ASKED:
         description = describe(analysis.word)
@@ -548,9 +567,6 @@ def analyses() -> list[AnalysisAnswer]:
 
 def form_field(parameter: Parameter) -> QuestionAnswer:
     """Return a parameter as a form asks for it."""
-    text = parameter.help
-    if parameter.form_help is not None:
-        text = parameter.form_help
     default = parameter.default
     if isinstance(default, tuple):
         # A field shows one default; a list of numbers has an example in its place.
@@ -567,7 +583,7 @@ def form_field(parameter: Parameter) -> QuestionAnswer:
         default=default,
         choices=list(parameter.choices),
         empty_choice=parameter.empty_choice,
-        help=text,
+        help=parameter.help if parameter.form_help is None else parameter.form_help,
         label=label,
         aside=parameter.aside and not parameter.required,
         fields=list(map(form_field, fields)),

@@ -95,7 +95,28 @@ class Uploads:
         self, file: str, content: bytes, columns: ColumnChoice
     ) -> tuple[str, Upload]:
         """Parse a file and keep its texts; return their name, which says nothing."""
-        rows = _parse(file, content, columns)
+        # The rows of a file; a TextError says what is wrong with it.
+        stream = io.BytesIO(content)
+        # The reader goes by the suffix, and must not open what the page calls the file.
+        stream.name = f"upload{upload_format(file)}"
+        rows: list[texts.Row] = []
+        for row in texts.rows(stream, **columns.model_dump()):
+            if len(rows) == MAX_ROWS or len(row.text) > MOST_CHARACTERS:
+                raise TextError(
+                    f"{file[:80]!r} is too large",
+                    f"line {row.line:,} is row {len(rows) + 1:,} and has"
+                    f" {len(row.text):,} characters",
+                    f"Upload at most {MAX_ROWS:,} rows of {MOST_CHARACTERS:,}"
+                    " characters; Python takes more.",
+                )
+            for name, value in (("label", row.label), ("group", row.group)):
+                if isinstance(value, list | dict):
+                    raise TextError(
+                        f"Cannot read {file[:80]!r}",
+                        f"line {row.line:,} has a {name} with parts",
+                        f"Give every text one word or number as its {name}.",
+                    )
+            rows.append(row)
         row_texts = [row.text for row in rows]
         labels = [row.label for row in rows]
         groups = [row.group for row in rows] if columns.group else None
@@ -151,32 +172,6 @@ def _read_upload(path: Path, file_identity: str) -> Upload:
     return Upload.from_json(path.read_text("utf-8"))
 
 
-def _parse(file: str, content: bytes, columns: ColumnChoice) -> list[texts.Row]:
-    """Return the rows of a file; a TextError says what is wrong with it."""
-    stream = io.BytesIO(content)
-    # The reader goes by the suffix, and must not open what the page calls the file.
-    stream.name = f"upload{upload_format(file)}"
-    rows: list[texts.Row] = []
-    for row in texts.rows(stream, **columns.model_dump()):
-        if len(rows) == MAX_ROWS or len(row.text) > MOST_CHARACTERS:
-            raise TextError(
-                f"{file[:80]!r} is too large",
-                f"line {row.line:,} is row {len(rows) + 1:,} and has"
-                f" {len(row.text):,} characters",
-                f"Upload at most {MAX_ROWS:,} rows of {MOST_CHARACTERS:,} characters;"
-                " Python takes more.",
-            )
-        for name, value in (("label", row.label), ("group", row.group)):
-            if isinstance(value, list | dict):
-                raise TextError(
-                    f"Cannot read {file[:80]!r}",
-                    f"line {row.line:,} has a {name} with parts",
-                    f"Give every text one word or number as its {name}.",
-                )
-        rows.append(row)
-    return rows
-
-
 def upload_format(file: str) -> str:
     """Return the suffix of an uploaded file; refuse a format that cannot be read."""
     suffix = Path(file).suffix.lower()
@@ -196,11 +191,11 @@ def preview_table(file: str, content: bytes) -> TableAnswer:
     beginning = content[:PREVIEW_BYTES].decode("utf-8-sig", "replace")
     rows = list(islice(_first_rows(suffix, beginning), FIRST_ROWS))
     columns = list(rows[0])[:MAX_COLUMNS] if rows else []
-    cells = []
-    for row in rows:
-        cells.append([row.get(name, "")[:MAX_CELL_CHARACTERS] for name in columns])
+    cells = [
+        [row.get(name, "")[:MAX_CELL_CHARACTERS] for name in columns] for row in rows
+    ]
     # The columns that `hs.read` would take; groups are never guessed.
-    roles: dict[str, str] = {}
+    roles = {}
     for role, names in (("text", TEXT_NAMES), ("label", LABEL_NAMES)):
         matches = [column for column in columns if column.lower() in names]
         if len(matches) == 1:
@@ -208,7 +203,7 @@ def preview_table(file: str, content: bytes) -> TableAnswer:
     certain = "text" in roles
     # Otherwise the column with the longest cells is likely the texts, and a single
     # other one the labels.
-    lengths: dict[str, int] = {}
+    lengths = {}
     for place, name in enumerate(columns):
         if name != roles.get("label"):
             lengths[name] = sum(len(row[place]) for row in cells)

@@ -6,6 +6,7 @@ than ask follow: they fit a lens, read labels, search files, write vectors, or e
 """
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
@@ -24,6 +25,7 @@ from hiddenscope.cli.arguments import (
     check_place,
     dataset,
     is_store,
+    numbers_in,
     read_saved,
     read_states,
     texts_in,
@@ -121,7 +123,13 @@ def argument_values(
         if parameter.of_model and of_states:
             continue
         value = arguments.get(parameter.name)
-        if parameter.takes_model:
+        typed = arguments.get("toward") if parameter.takes_model else value
+        feature = feature_in(typed)
+        if feature is not None:
+            value = hs.Dictionary.read(feature[1], source)[int(feature[2])]
+            if parameter.takes_model:
+                value = hs.Direction.of(value, sites=arguments["sites"])
+        elif parameter.takes_model:
             value = build_value(parameter, source, arguments)
         elif value is None:
             continue
@@ -133,6 +141,24 @@ def argument_values(
             )
         values[parameter.name] = value
     return values
+
+
+def feature_in(typed: Any) -> re.Match[str] | None:
+    """Match the one word that spells a feature of a dictionary; None of other words.
+
+    >>> feature_in(["feature:out/sae:17"]).groups()
+    ('out/sae', '17')
+    """
+    words = [typed] if isinstance(typed, str) else typed
+    if not isinstance(words, list) or not words:
+        return None
+    match = re.fullmatch("feature:(.+):([0-9]{1,9})", str(words[0]))
+    if match is not None and len(words) == 1:
+        return match
+    if all(re.match(r"feature:\S+$", str(word)) for word in words):
+        problem, reason = f"Cannot use {words[0][:60]!r}", "it is not one feature"
+        raise TextError(problem, reason, "Give feature:PATH:17 alone.")
+    return None
 
 
 def _saved_path(arguments: Arguments) -> Path | None:
@@ -286,6 +312,36 @@ def embed(shared: Shared, arguments: Arguments) -> None:
     echo(f"{len(vectors)} vectors, {vectors.shape[1]} wide{place}")
 
 
+DIRECTION_CHANGES: dict[str, dict[str, Any]] = {
+    "directions": {
+        "kind": "word",
+        "help": "A neuron such as layer.3.mlp.neuron.7, a probe (.safetensors), a"
+        " control vector (.gguf), or the folder of a dictionary; PATH:17,18 are"
+        " features of it.",
+    }
+}
+
+
+@asks("examples", changes=DIRECTION_CHANGES)
+def examples(shared: Shared, arguments: Arguments) -> None:
+    """Look for the tokens that excite a direction, which may come from a file."""
+    # Elsewhere a feature is spelt so, and is a direction.
+    word = arguments["directions"].removeprefix("feature:")
+    path, _, numbers = word.rpartition(":")
+    source = source_of(shared, arguments)
+    if word.endswith(".gguf"):
+        arguments["directions"] = hs.Direction.load(word)
+    elif word.endswith(".safetensors"):
+        arguments["directions"] = hs.Probe.load(word)
+    elif path or os.path.isdir(word):
+        model = source if isinstance(source, hs.Model) else None
+        arguments["directions"] = hs.Dictionary.read(path or word, model)
+    values = argument_values("examples", shared, arguments, source)
+    if path:
+        values["features"] = list(map(int, numbers_in("--direction PATH:", numbers)))
+    show_result(hs.examples(source, **values), shared)
+
+
 # Labels that every token has, whatever the text.
 READY = ("position", "word-start", "previous-token")
 PROBE_CHANGES: dict[str, dict[str, Any]] = {
@@ -294,7 +350,7 @@ PROBE_CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-@asks("probe", EACH_TOKEN, changes=PROBE_CHANGES)
+@asks("probe", EACH_TOKEN, TRUNCATE, changes=PROBE_CHANGES)
 def probe(shared: Shared, arguments: Arguments) -> None:
     """Probe labels of texts, or ready labels of tokens."""
     data = arguments.pop("data")
@@ -314,11 +370,23 @@ def probe(shared: Shared, arguments: Arguments) -> None:
         labels = label if of_states else (dataset(data, text, group=group), label)
     else:
         labels = dataset(data, text, label, group)
+    test = arguments.pop("test")
+    if test is not None:
+        test = dataset(test, text, label, group)
     source = source_of(shared, arguments)
     values = argument_values("probe", shared, arguments, source)
+    if arguments["truncate"]:
+        labels, test = _truncated(source, labels), _truncated(source, test)
     if arguments["each_token"]:
         source = hs.each_token(source)
-    show_result(hs.probe(source, labels, **values), shared)
+    show_result(hs.probe(source, labels, test=test, **values), shared)
+
+
+def _truncated(model: Any, data: Any) -> Any:
+    """Cut labelled texts that are longer than the model's window."""
+    if not isinstance(data, Labelled):
+        return data
+    return model.encode(list(data.texts), truncate=True), data
 
 
 PROJECT_OPTIONS = (
@@ -508,7 +576,7 @@ STEER_OPTIONS = (
 )
 
 
-@asks("steer", *STEER_OPTIONS)
+@asks("steer", *STEER_OPTIONS, changes={"away": {"required": False}})
 def steer(shared: Shared, arguments: Arguments) -> None:
     """Steer along the difference of two sets of texts."""
     if arguments["ablate"]:
@@ -528,8 +596,14 @@ def steer(shared: Shared, arguments: Arguments) -> None:
             "it is a column of --data, which is not given",
             "Give --data FILE, or leave --label out.",
         )
-    for side in ("toward", "away"):
-        arguments[side] = _texts_of_side(data, arguments[side])
+    is_feature = feature_in(arguments["toward"]) is not None
+    if is_feature and arguments["away"]:
+        raise TextError(
+            "Cannot use --away", "--toward is a feature", "Leave one of them out."
+        )
+    if not is_feature:
+        for side in ("toward", "away"):
+            arguments[side] = _texts_of_side(data, arguments[side] or [])
     if arguments["quality"] is None:
         arguments["quality"] = list(dataset("plain").texts[:FEW])
     else:

@@ -161,8 +161,9 @@ def _read(parameters: Sequence[Parameter], values: Arguments) -> Arguments:
         if takes_texts(parameter):
             words = word or ()
             path = vectors_in(words, file) if parameter.vectors else None
-            # States come with texts of their own.
-            needs_texts = parameter.required or "states" in arguments
+            # States come with texts of their own, and labelled texts are texts.
+            has_none = "states" in arguments and arguments.get("data") is None
+            needs_texts = parameter.required or has_none
             texts = path or texts_in(
                 words, file, column, required=needs_texts and states is None
             )
@@ -172,7 +173,7 @@ def _read(parameters: Sequence[Parameter], values: Arguments) -> Arguments:
                     "the states have their own texts",
                     "Leave one of the two out.",
                 )
-            arguments[parameter.name] = texts
+            arguments[parameter.name] = texts or None
         elif word is None:
             continue
         elif parameter.kind == "integer" and parameter.least is not None:
@@ -182,7 +183,7 @@ def _read(parameters: Sequence[Parameter], values: Arguments) -> Arguments:
         elif parameter.kind == "text":
             arguments[parameter.name] = text_in(word)
         elif parameter.kind == "pooling":
-            arguments[parameter.name] = parse_pooling(word)
+            arguments[parameter.name] = parse_pooling(word, scores=True)
         elif parameter.kind == "numbers":
             arguments[parameter.name] = numbers_in(parameter.option, word)
     return arguments

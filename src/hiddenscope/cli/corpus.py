@@ -18,7 +18,7 @@ from hiddenscope.cli.options import Shared
 from hiddenscope.cli.terminal import echo, print_json, visible
 from hiddenscope.errors import FileError, TextError
 from hiddenscope.files import replacing
-from hiddenscope.interface import POOL, SITES, TEXTS, TRUNCATE, Parameter
+from hiddenscope.interface import POOL, SEED, SITE, SITES, TEXTS, TRUNCATE, Parameter
 from hiddenscope.states.pooling import CHOICES
 
 ALL_LAYERS = replace(SITES, default="layer.*,final")
@@ -119,6 +119,12 @@ ENGINE = (
     Parameter("unit_tokens", "integer", "Keep what is done after this many tokens."),
     Parameter("address", "word", "The Ray cluster: auto, or host:port."),
 )
+TO = Parameter(
+    "to",
+    "path",
+    "The folder of the store. A job that was stopped goes on there.",
+    required=True,
+)
 PARAMETERS = (
     Parameter(
         "corpus",
@@ -128,12 +134,7 @@ PARAMETERS = (
         required=True,
         positional=True,
     ),
-    Parameter(
-        "to",
-        "path",
-        "The folder of the store. A job that was stopped goes on there.",
-        required=True,
-    ),
+    TO,
     ALL_LAYERS,
     replace(POOL, help=f"Keep one vector for each text: {CHOICES}."),
     Parameter(
@@ -183,6 +184,57 @@ def extract(shared: Shared, arguments: Arguments) -> None:
         remedy = f"{error.remedy} {job.how_to_resume()}"
         raise FileError(error.problem, error.reason, remedy) from error
     report.end(job, shared.out)
+
+
+@command(
+    "fit",
+    (
+        Parameter(
+            "store",
+            "path",
+            "The folder of a store that `extract` wrote.",
+            required=True,
+            positional=True,
+        ),
+        replace(TO, help="The folder of the dictionary."),
+        Parameter("features", "integer", "How many.", required=True, least=1),
+        Parameter(
+            "k", "integer", "How many act on a token.", default=32, spelling=("-k",)
+        ),
+        replace(SITE, help="Which state, if the store has several."),
+        Parameter(
+            "tokens", "integer", "Train on this many states.", default=10_000_000
+        ),
+        replace(SEED, default=0),
+    ),
+    details="Writes files that SAELens reads too, which `features --dictionary` takes."
+    " The same command again goes on with a run that was stopped. It trains on the CPU"
+    " unless --device says cuda.",
+    writes=(),
+    without=("model", "dtype", "adapter", "quantise", "out"),
+)
+def fit(shared: Shared, arguments: Arguments) -> None:
+    """Train a dictionary on a store, and keep it."""
+    folder, store = arguments["to"], hs.open(arguments["store"])
+    folder.mkdir(parents=True, exist_ok=True)
+    training = hs.Training(
+        arguments["tokens"], seed=arguments["seed"], device=shared.device
+    )
+    fitted = hs.Dictionary.fit(
+        store,
+        arguments["site"] or "",
+        features=arguments["features"],
+        k=arguments["k"],
+        training=training,
+        checkpoint=folder / "training.safetensors",
+    )
+    fitted.save(folder)
+    if shared.json:
+        print_json({"to": str(folder), **fitted.facts})
+    else:
+        left, dead = fitted.facts["unexplained"], fitted.facts["dead"]
+        echo(visible(f"{fitted} in {folder}"))
+        echo(f"{left:.1%} of the variance was left in training; {dead:,} are dead.")
 
 
 # Seconds between two lines about a unit that is being computed: on a terminal, where

@@ -37,6 +37,7 @@ MODULES = {
     "demo": "demo",
     "doctor": "machine",
     "extract": "corpus",
+    "fit": "corpus",
     "models": "machine",
     "series": "series",
     "serve": "machine",
@@ -44,7 +45,7 @@ MODULES = {
 }
 ON_DISK = CommandGroup(
     "States of a whole corpus, on disk",
-    ("extract", "store"),
+    ("extract", "store", "fit"),
     "extract cities-complete --to states",
 )
 

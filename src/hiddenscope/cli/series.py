@@ -1,7 +1,6 @@
 """One analysis along checkpoints, sizes or variants of a model."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import hiddenscope as hs
@@ -115,7 +114,7 @@ def series(shared: Shared, arguments: Arguments) -> None:
     data = dataset(name, *(arguments[column.name] for column in COLUMNS))
     place: dict[str, Any] = {"dtype": shared.dtype, "device": shared.device}
     members = [hs.Member(**variant, **place) for variant in variants]
-    to: Path | None = arguments["to"]
+    to = arguments["to"]
 
     def how_to_resume() -> str:
         if to is None:
@@ -143,7 +142,7 @@ def _option(words: str) -> tuple[str, Any]:
         raise ArgumentError(
             f"Cannot read --option {words}", "it has no value", "Write NAME=VALUE."
         )
-    constants: dict[str, Any] = {"true": True, "false": False, "none": None}
+    constants = {"true": True, "false": False, "none": None}
     if text.lower() in constants:
         return name, constants[text.lower()]
     for number in (int, float):

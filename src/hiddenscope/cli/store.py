@@ -3,7 +3,7 @@ states in the formats of other programs.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
@@ -15,37 +15,6 @@ from hiddenscope.errors import FileError
 
 if TYPE_CHECKING:
     from hiddenscope.store.export import ExportFormat
-
-
-ActionArgument: TypeAlias = Annotated[
-    Literal["info", "verify", "gc", "export"],
-    typer.Argument(help="What to do."),
-]
-StoreArgument: TypeAlias = Annotated[
-    Path, typer.Argument(help="The folder of the store.")
-]
-DamagedOption: TypeAlias = Annotated[
-    bool,
-    typer.Option(
-        "--damaged",
-        help="With gc: also remove damaged units, so that extract computes them anew.",
-    ),
-]
-ToOption: TypeAlias = Annotated[
-    Path | None,
-    typer.Option("--to", help="With export: the new file or folder."),
-]
-FormatOption: TypeAlias = Annotated[
-    Literal["parquet", "zarr", "dataset", "atlas"] | None,
-    typer.Option(
-        "--format",
-        help="With export: what to write; the suffix .parquet or .zarr says it too.",
-    ),
-]
-SitesOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option("--sites", help="With export: some of the sites."),
-]
 
 
 DETAILS = """
@@ -64,12 +33,30 @@ Face's library, or what Embedding Atlas opens.
 )
 def store(
     shared: Shared,
-    action: ActionArgument,
-    path: StoreArgument,
-    damaged: DamagedOption = False,
-    to: ToOption = None,
-    format: FormatOption = None,  # noqa: A002
-    sites: SitesOption = None,
+    action: Annotated[
+        Literal["info", "verify", "gc", "export"], typer.Argument(help="What to do.")
+    ],
+    path: Annotated[Path, typer.Argument(help="The folder of the store.")],
+    damaged: Annotated[
+        bool,
+        typer.Option(
+            "--damaged",
+            help="With gc: also remove damaged units, so that extract computes them"
+            " anew.",
+        ),
+    ] = False,
+    to: Annotated[
+        Path | None, typer.Option(help="With export: the new file or folder.")
+    ] = None,
+    format: Annotated[  # noqa: A002
+        Literal["parquet", "zarr", "dataset", "atlas"] | None,
+        typer.Option(
+            help="With export: what to write; the suffix .parquet or .zarr says it too."
+        ),
+    ] = None,
+    sites: Annotated[
+        str | None, typer.Option(help="With export: some of the sites.")
+    ] = None,
 ) -> None:
     """Do what the action says, and print what it reports."""
     options = {"--to": to, "--format": format, "--sites": sites}

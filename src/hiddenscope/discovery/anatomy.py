@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -193,12 +193,17 @@ class Branch:
 
 @dataclass(frozen=True)
 class InsideBlock:
-    """The branches of one block by name, and the softmax over its experts."""
+    """The branches of one block by name, what its MLP takes in, and its router.
+
+    The router is the softmax over its experts.
+    """
 
     branches: Mapping[str, Branch] = field(default_factory=dict)
     router: OperationTap | None = None
     experts: int = 0
     no_router: str = ""
+    mlp_input: Tap | None = None
+    no_input: str = "no state that its modules take in decides by itself what it adds"
 
 
 @dataclass(frozen=True)
@@ -214,7 +219,7 @@ class Inside:
 
 def inner_parts(block: InsideBlock, *, neurons: bool) -> Sequence[str]:
     """Return the parts of sites inside a block; single neurons only if asked for."""
-    parts: list[str] = []
+    parts = []
     for name, branch in block.branches.items():
         heads = branch.heads
         if heads is not None:
@@ -231,6 +236,8 @@ def inner_parts(block: InsideBlock, *, neurons: bool) -> Sequence[str]:
             parts.append("mlp.neurons")
             count = branch.projection.width if neurons else 0
             parts += [f"mlp.neuron.{neuron}" for neuron in range(count)]
+    if block.mlp_input is not None:
+        parts.append("mlp.input")
     if block.router is not None:
         parts.append("router")
     return parts
@@ -239,8 +246,12 @@ def inner_parts(block: InsideBlock, *, neurons: bool) -> Sequence[str]:
 def place_inside(block: InsideBlock, site: Site) -> tuple[Tap | OperationTap, int]:
     """Return where the state of a site is read, and its width there.
 
-    Those of a head or neuron are where all of them are.
+    Those of a head or neuron are where all of them are. The width is 0 for that of the
+    layers.
     """
+    if site.part == "mlp.input":
+        assert block.mlp_input is not None
+        return block.mlp_input, 0
     if site.part == "router":
         assert block.router is not None
         return block.router, block.experts
@@ -258,6 +269,8 @@ def place_inside(block: InsideBlock, site: Site) -> tuple[Tap | OperationTap, in
 
 def why_refused(block: InsideBlock, site: Site) -> str:
     """Say why a block has no such site; empty if nothing is refused there."""
+    if site.part == "mlp.input":
+        return block.no_input
     if site.part == "router":
         return block.no_router
     branch = block.branches.get(site.branch)
@@ -391,7 +404,7 @@ def _weight(part: nn.Module) -> Tensor | None:
     for quantised in quantised_weights(part):
         # A product that rounds its input is not linear.
         return None if quantised.rounds_input else quantised.unpack()
-    weight: Any = getattr(part, "weight", None)
+    weight = getattr(part, "weight", None)
     if type(part) is nn.Linear:
         return weight if isinstance(weight, Tensor) else None
     # GPT-2's projections hold their weight the other way round.
@@ -553,7 +566,7 @@ class Anatomy:
         proof = self.stack(site).proof
         # What a head or neuron adds is as wide as a layer.
         if site.is_inner and site.index is None:
-            return place_inside(self.block_inside(site), site)[1]
+            return place_inside(self.block_inside(site), site)[1] or proof.width
         if site.layer is None and proof.final_width:
             return proof.final_width
         return proof.width
@@ -591,19 +604,20 @@ class Anatomy:
                 for layer, block in enumerate(blocks, 1):
                     for part in inner_parts(block, neurons=neurons):
                         sites.append(Site(layer, part, name))
-        reported = {}
-        for stack in self.stacks:
-            reported[self._name_in_sites(stack)] = self.reported(stack)
+        reported = {
+            self._name_in_sites(stack): self.reported(stack) for stack in self.stacks
+        }
         try:
             selected = select(patterns, sites, owner=self.name, reported=reported)
         except SiteError as error:
             raise self._with_reason(error) from None
         if patterns != EVERYTHING:
             return selected
-        in_one_array = []
-        for site in selected:
-            if self.width(site) == self.stack(site).proof.width:
-                in_one_array.append(site)
+        in_one_array = [
+            site
+            for site in selected
+            if self.width(site) == self.stack(site).proof.width
+        ]
         return tuple(in_one_array)
 
     def reported(self, stack: Stack) -> tuple[Site | None, ...]:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from hiddenscope.discovery.proof import differs, fitting_layout, same
 from hiddenscope.discovery.trace import Call, Layout, Tap, Trace
 from hiddenscope.modules import autograd, hooks
+from hiddenscope.modules.trials import tolerance
 
 MOST_BRANCHES = 3
 ROUNDING = 8  # units in the last place that a sum may be off
@@ -242,19 +243,41 @@ def mixes_tokens(
     """
     tokens = plain.shape[1]
     for size in DISTURBANCES:
-
-        def change(tensor: Tensor, size: float = size) -> Tensor:
-            new = tensor.clone()
-            first = disturbed.layout.states(new, tokens)[:, 0]
-            ramp = torch.linspace(-1, 1, first.shape[-1], device=first.device)
-            first += size * first.abs().mean() * ramp.to(first.dtype)
-            return new
-
-        watch = disturbed.watch(module, change)
+        watch = _disturb(module, disturbed, tokens, size)
         changed = state_at(module, inputs, observed, tokens, watch)
         if differs(plain[:, 1:], changed[:, 1:]):
             return True
     return False
+
+
+def _disturb(module: nn.Module, tap: Tap, tokens: int, size: float) -> hooks.Watch:
+    """Return a watch that moves the state of the first token at a tap."""
+
+    def change(tensor: Tensor) -> Tensor:
+        new = tensor.clone()
+        first = tap.layout.states(new, tokens)[:, 0]
+        ramp = torch.linspace(-1, 1, first.shape[-1], device=first.device)
+        first += size * first.abs().mean() * ramp.to(first.dtype)
+        return new
+
+    return tap.watch(module, change)
+
+
+def decides(module: nn.Module, traced: Trace, taps: Sequence[Tap]) -> bool:
+    """Tell whether one tap alone decides what another shows, in a pass traced before.
+
+    Of the three taps the state at the first is moved. With the second held as it was,
+    the third must show what it showed.
+    """
+    disturbed, held, observed = taps
+    plain, expected = traced.states_at(held), traced.states_at(observed)
+    disturbing = _disturb(module, disturbed, traced.tokens, DISTURBANCES[0])
+    holding = held.watch(module, lambda new: held.layout.with_states(new, plain))
+    shown = state_at(
+        module, traced.inputs, observed, traced.tokens, disturbing, holding
+    )
+    allowed = tolerance(expected.dtype, 1) * float(expected.abs().max())
+    return torch.allclose(shown, expected, rtol=0, atol=allowed)
 
 
 def state_at(
@@ -265,7 +288,7 @@ def state_at(
     *others: hooks.Watch,
 ) -> Tensor:
     """Return the state at one tap in a pass, with other watches in place or none."""
-    states: list[Tensor] = []
+    states = []
     stops = not hooks.is_offloaded(module)
 
     def keep(tensor: Tensor) -> None:

@@ -1,11 +1,13 @@
 """Find the hidden states of a module by running it on a few tokens, and prove them.
 
-What is inside the blocks is found when it is first asked for: heads, neurons and
-routers. The trial pass is then traced with its operations. The last projection of a
-branch is the module whose output the branch is; what it makes of parts of its input is
-proved to add up. An attention is the operation whose output, head by head, is what
-enters that projection. So pattern times values is `z`, and the heads' writes and the
-bias sum up to what attention adds, or the block's heads are refused with the reason.
+What is inside the blocks is found when it is first asked for: heads, neurons, routers
+and what enters the MLP. The trial pass is then traced with its operations. The last
+projection of a branch is the module whose output the branch is; what it makes of parts
+of its input is proved to add up. An attention is the operation whose output, head by
+head, is what enters that projection. So pattern times values is `z`, and the heads'
+writes and the bias sum up to what attention adds, or the block's heads are refused with
+the reason. What enters the MLP is the middle of the block or a norm of it: held fixed,
+it fixes what the MLP adds, whatever else is disturbed.
 """
 
 from __future__ import annotations
@@ -33,7 +35,13 @@ from hiddenscope.discovery.anatomy import (
     Stack,
     Write,
 )
-from hiddenscope.discovery.blocks import Block, dissect, mixes_tokens, state_at
+from hiddenscope.discovery.blocks import (
+    Block,
+    decides,
+    dissect,
+    mixes_tokens,
+    state_at,
+)
 from hiddenscope.discovery.proof import (
     WITHOUT_BLOCK_MODULES,
     Chain,
@@ -53,7 +61,6 @@ from hiddenscope.discovery.proof import (
 from hiddenscope.discovery.trace import (
     Call,
     Layout,
-    OperationPlace,
     Tap,
     Trace,
     TracedOperation,
@@ -99,6 +106,10 @@ IN_ANOTHER_FORM = (
 )
 
 
+# Sizes of a state at which a norm gives the same.
+NORM_SIZES = (32.0, 64.0)
+
+
 @dataclass(frozen=True)
 class _TrialStack:
     """One stack in a trial pass: the trace, its chain of blocks, and the proof."""
@@ -133,9 +144,10 @@ def find(module: nn.Module, *, name: str = "") -> Anatomy:
     first, second = (
         _trial_pass(module, name, shape) for shape in trial_shapes(module, TRIAL_SHAPES)
     )
-    stacks = []
-    for number in range(len(first.stacks)):
-        stacks.append(_agreed_stack(module, name, number, first, second))
+    stacks = [
+        _agreed_stack(module, name, number, first, second)
+        for number in range(len(first.stacks))
+    ]
     logits = _logits(module, first.stacks[-1])
     head = None if logits is None else _head(module, first.stacks[-1], logits)
     anatomy = Anatomy(tuple(stacks), head, name, logits is not None)
@@ -153,7 +165,7 @@ def _agreed_stack(
         )
     blocks = []
     # One block of each build is tried, with a pass for each branch.
-    reasons: dict[tuple[str, ...], str] = {}
+    reasons = {}
     pairs = zip(_dissect(module, once), _dissect(module, again), strict=True)
     for k, (block, other) in enumerate(pairs):
         reason = ""
@@ -268,7 +280,7 @@ def _first_proved(
 ) -> tuple[Chain, Proof]:
     """Return the first chain that can be proved, with its proof."""
     stacks = 2 if "decoder_input_ids" in accepts(module) else 1
-    refused: list[tuple[Chain, str]] = []
+    refused = []
     find_chains, prove_chain = chains, prove
     if not traced.reports():
         if stacks == 2:
@@ -304,10 +316,11 @@ def _why_none(refused: Sequence[tuple[Chain, str]], stacks: int) -> str:
     That is the longest chain's reason, or, if there are more chains than stacks, the
     last one's.
     """
-    separate = []
-    for chain, reason in refused:
-        if not any(chain.within(other) for other, _ in refused):
-            separate.append((chain, reason))
+    separate = [
+        (chain, reason)
+        for chain, reason in refused
+        if not any(chain.within(other) for other, _ in refused)
+    ]
     if len(separate) <= stacks:
         _, reason = max(refused, key=lambda pair: len(pair[0].blocks))
         return reason
@@ -370,6 +383,9 @@ def _why_misnamed(
         return (
             "its last branch carries something from token to token, as an MLP does not"
         )
+    if "cross" in block.parts and len(trial.stacks) == 1:
+        # Gemma 4 adds what it keeps of each token for the layer, X-MOD an adapter.
+        return "it adds a third part after attention and the MLP"
     return ""
 
 
@@ -417,7 +433,7 @@ def _head(module: nn.Module, stack: _TrialStack, logits: Tensor) -> Head | None:
             break
     gives_logits = bool(path)
     if not gives_logits:
-        get_head: Any = getattr(module, "get_output_embeddings", lambda: None)
+        get_head = getattr(module, "get_output_embeddings", lambda: None)
         paths = {id(part): name for name, part in module.named_modules()}
         path = paths.get(id(get_head()), "")
     if not path or path not in last_calls:
@@ -439,9 +455,10 @@ def find_inside(module: nn.Module, anatomy: Anatomy) -> Inside:
     )
     stacks = []
     for one_stack, other_stack in zip(first, second, strict=True):
-        blocks = []
-        for block, other in zip(one_stack, other_stack, strict=True):
-            blocks.append(_agreed(block, other))
+        blocks = [
+            _agreed(block, other)
+            for block, other in zip(one_stack, other_stack, strict=True)
+        ]
         stacks.append(tuple(blocks))
     return Inside(tuple(stacks))
 
@@ -454,9 +471,13 @@ def _agreed(block: InsideBlock, other: InsideBlock) -> InsideBlock:
             reason = other.branches[name].refused
             branch = Branch(refused=reason or "its heads are elsewhere in other texts")
         branches[name] = branch
+    agreed = replace(block, branches=branches)
     if block.router != other.router:
-        return InsideBlock(branches, no_router="its router is elsewhere in other texts")
-    return InsideBlock(branches, block.router, block.experts, block.no_router)
+        reason = "its router is elsewhere in other texts"
+        agreed = replace(agreed, router=None, experts=0, no_router=reason)
+    if block.mlp_input != other.mlp_input:
+        agreed = replace(agreed, mlp_input=None)
+    return agreed
 
 
 def _trial(
@@ -482,9 +503,11 @@ class _Search:
     def __init__(self, module: nn.Module, stack: Stack, traced: Trace) -> None:
         self.module = module
         self.traced = traced
+        # One block of each build is tried.
+        self.decided: dict[tuple[str, ...], bool] = {}
         self.tokens = traced.tokens
         self.layout = stack.proof.taps[0].layout
-        config: Any = getattr(module, "config", None)
+        config = getattr(module, "config", None)
         self.kernel = str(getattr(config, "_attn_implementation", None) or "")
 
     def inside(self, block: Block) -> InsideBlock:
@@ -492,7 +515,7 @@ class _Search:
         if not block.parts:
             refused = block.refused or "its parts are not shown"
             branches = dict.fromkeys(("attn", "mlp"), Branch(refused=refused))
-            return InsideBlock(branches, no_router=refused)
+            return InsideBlock(branches, no_router=refused, no_input=refused)
         # What happens in the call of the block that makes its parts.
         part = self.traced.call_at(block.parts["attn"])
         around = part
@@ -504,8 +527,85 @@ class _Search:
         for name in ("attn", "cross", "mlp"):
             if name in block.parts:
                 branches[name] = self._branch(name, block.parts[name], inner)
-        router, experts, no_router = self._router(block, inner)
-        return InsideBlock(branches, router, experts, no_router)
+        entrance = self._mlp_input(block, around, inner)
+        return InsideBlock(branches, *self._router(block, inner), entrance)
+
+    def _mlp_input(self, block: Block, around: Call, inner: Trace) -> Tap | None:
+        """Return the tap of what decides what the MLP adds; None if there is none.
+
+        That is a norm of the middle of the block, or the middle itself. It is tapped
+        where the outermost module takes it in: another part may read the same norm.
+        """
+        mid = self.traced.states_at(block.parts["mid"])
+        taps: list[Tap] = []
+        direct = []
+        outputs = []
+        try:
+            for tap in self._entrances(inner, mid):
+                if self._is_norm(inner, tap):
+                    outputs.append(replace(tap, side="output"))
+                else:
+                    direct.append(tap)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            # It may be a norm that needs more than a state.
+            return None
+        for output in outputs:
+            taps += self._entrances(inner, self.traced.states_at(output))
+        taps += direct
+        # In a parallel block attention may read the same.
+        if block.kind != "parallel":
+            taps += outputs
+        entry = Tap(around.path, around.number, "input", self.layout)
+        build = type(self.module.get_submodule(block.path)).__name__, block.kind
+        for tap in taps:
+            # A module that gives the layer adds the stream too.
+            if same(self.traced.call_at(tap).out, around.out):
+                continue
+            key = (*build, tap.path.removeprefix(block.path), tap.side)
+            if key not in self.decided:
+                places = entry, tap, block.parts["mlp"]
+                self.decided[key] = decides(self.module, self.traced, places)
+            if self.decided[key]:
+                return tap
+        return None
+
+    def _entrances(self, inner: Trace, value: Tensor) -> Iterator[Tap]:
+        """Yield where modules take in a value, the outermost first."""
+        for call in inner.calls:
+            if call.into is None:
+                continue
+            layout = fitting_layout(call.into, self.traced, self.layout)
+            if layout and same(layout.states(call.into, self.tokens), value):
+                yield Tap(call.path, call.number, "input", layout)
+
+    def _is_norm(self, inner: Trace, tap: Tap) -> bool:
+        """Tell whether a module gives the same at any size of a state.
+
+        A module with parts is an MLP, unless weights take in what it gives: AXK2's norm
+        has a gate.
+        """
+        part = self.module.get_submodule(tap.path)
+        call = self.traced.call_at(tap)
+        assert call.into is not None
+        if getattr(call.out, "shape", ()) != call.into.shape:
+            return False
+        output = self.traced.states_at(replace(tap, side="output"))
+        if any(part.children()) and not self._enters_weights(inner, output):
+            return False
+        unit = call.into / call.into.abs().amax(-1, keepdim=True).clamp_min(1e-30)
+        with autograd.restored(), torch.no_grad():
+            small, large = (part.forward(size * unit) for size in NORM_SIZES)
+        return bool((large - small).norm() < small.norm() / 8)
+
+    def _enters_weights(self, inner: Trace, value: Tensor) -> bool:
+        """Tell whether a module with a matrix takes in a value."""
+        for tap in self._entrances(inner, value):
+            for weight in self.module.get_submodule(tap.path).parameters():
+                if weight.dim() > 1:
+                    return True
+        return False
 
     def _branch(self, name: str, tap: Tap, inner: Trace) -> Branch:
         call = self.traced.call_at(tap)
@@ -532,7 +632,7 @@ class _Search:
         They are followed by those that a norm comes after.
         """
         ends = [call for call in reversed(inner.calls) if same(call.out, output)]
-        pairs: list[tuple[Call, str]] = []
+        pairs = []
         for call in ends:
             # Dropout hands on what it is given.
             if not same(call.into, output):
@@ -601,20 +701,20 @@ class _Search:
             )
         assert call.into is not None
         z = projection.tap.layout.states(call.into, self.tokens)
-        before = []
-        for operation in inner.operations:
-            if operation.time < call.entered:
-                before.append(operation)
+        before = [
+            operation for operation in inner.operations if operation.time < call.entered
+        ]
         for operation in reversed(before):
             if operation.kind == "softmax" or not operation.operands:
                 continue
             heads = self._split_like(operation, z)
             if heads is not None:
                 return self._attention(name, operation, heads, before)
-        makers = []
-        for operation in before:
-            if operation.kind != "softmax" and torch.isin(operation.output, z).all():
-                makers.append(operation)
+        makers = [
+            operation
+            for operation in before
+            if operation.kind != "softmax" and torch.isin(operation.output, z).all()
+        ]
         if not makers:
             return NO_ATTENTION
         return IN_PIECES if len(makers) > 1 else IN_ANOTHER_FORM
@@ -646,7 +746,7 @@ class _Search:
         """Return the heads of the operation that makes what they give."""
         weights = operation.place
         *_, values = operation.operands
-        scores: OperationPlace | None = None
+        scores = None
         queries, keys, key_dim = heads, heads, values.shape[-1]
         if operation.kind == "attention":
             query, key, _ = operation.operands
@@ -716,7 +816,7 @@ class _Search:
         operation, layout = softmaxes[0]
         # Logits that come sorted in every row are those of the chosen experts alone:
         # then a column is a rank, and not an expert.
-        if bool((operation.operands[0].diff(dim=-1) <= 0).all()):
+        if (operation.operands[0].diff(dim=-1) <= 0).all():
             return None, 0, "its router's softmax is over the chosen experts alone"
         tap = OperationTap(operation.place, -1, layout)
         return tap, operation.output.shape[-1], ""
@@ -729,7 +829,7 @@ def _is_scale(written: Tensor, inputs: Tensor, columns: slice) -> bool:
     """
     others = written.clone()
     others[..., columns] *= inputs[..., columns] == 0
-    return not bool(others.any())
+    return not others.any()
 
 
 def _key_layout(
@@ -746,7 +846,7 @@ def _key_layout(
         if count % copies:
             continue
         groups = heads.reshape(len(heads), -1, copies, *heads.shape[2:])
-        if bool((groups == groups[:, :, :1]).all()):
+        if (groups == groups[:, :, :1]).all():
             break
     return HeadLayout(count // copies, flat_heads, transposed)
 
@@ -769,6 +869,6 @@ def _softmax_of(
             continue
         if output.shape[:-1] != rows.shape[:-1]:
             continue
-        if bool((output[..., :columns].to(rows.dtype) == rows).all()):
+        if (output[..., :columns].to(rows.dtype) == rows).all():
             return operation
     return None

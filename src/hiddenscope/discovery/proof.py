@@ -22,7 +22,7 @@ connection that skips blocks would be seen, because it still carries the other t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
@@ -80,7 +80,7 @@ class Chain:
 # Where families whose blocks are no modules have their states: the input of the first
 # path and the output of each of the second. xlm and flaubert run parallel lists of
 # submodules in one loop; squeezebert calls its blocks' `forward` past the hooks.
-WITHOUT_BLOCK_MODULES: Mapping[str, tuple[str, str]] = {
+WITHOUT_BLOCK_MODULES = {
     "xlm": ("attentions.0", "layer_norm2.{}"),
     "flaubert": ("attentions.0", "layer_norm2.{}"),
     "squeezebert": ("encoder.layers.0.attention", "encoder.layers.{}.output"),
@@ -99,7 +99,17 @@ def chains(module: nn.Module, trace: Trace, /) -> Iterator[Chain]:
     """
     paths = WITHOUT_BLOCK_MODULES.get(model_type(module))
     if paths is not None:
-        yield from _chain_at(*paths, trace)
+        # The chain whose states are at these ends of paths, if it is there.
+        start, outputs = paths
+        calls = {call.path: call for call in trace.calls}
+        for first in [path for path in calls if path.endswith(start)][:1]:
+            prefix = first.removesuffix(start)
+            run: list[Call] = []
+            while (path := prefix + outputs.format(len(run))) in calls:
+                run.append(calls[path])
+            chain = _chain(calls[first], run)
+            if run and len(chain.values) == len(chain.taps):
+                yield chain
         return
     for depth in range(1, DEEPEST_LIST + 1):
         chains = linked(block_calls(module, trace, depth))
@@ -164,19 +174,6 @@ def linked(calls: Sequence[Call]) -> Iterator[Chain]:
                 run.append(call)
                 free.remove(call)
         yield _chain(run[0], run)
-
-
-def _chain_at(start: str, outputs: str, trace: Trace) -> Iterator[Chain]:
-    """Yield the chain whose states are at these ends of paths, if it is there."""
-    calls = {call.path: call for call in trace.calls}
-    for first in [path for path in calls if path.endswith(start)][:1]:
-        prefix = first.removesuffix(start)
-        run: list[Call] = []
-        while (path := prefix + outputs.format(len(run))) in calls:
-            run.append(calls[path])
-        chain = _chain(calls[first], run)
-        if run and len(chain.values) == len(chain.taps):
-            yield chain
 
 
 def _chain(first: Call, run: Sequence[Call]) -> Chain:
@@ -264,7 +261,7 @@ def require_changes(chain: Chain) -> None:
         if not same(chain.values[k], chain.values[k + 1]):
             continue
         for layer, value in enumerate(chain.values):
-            if bool(value.isnan().any()):
+            if value.isnan().any():
                 raise HasNaN(layer)
         raise Unproved(
             f"block {k + 1} ({block.path}) changes nothing, so that nothing shows where"
@@ -360,9 +357,9 @@ def _check_last_list(module: nn.Module, chain: Chain, matched: Sequence[int]) ->
     """
     paths = [call.path for call in chain.blocks]
     blocks = paths[0].rpartition(".")[0]
-    children = []
-    for name, _ in module.get_submodule(blocks).named_children():
-        children.append(f"{blocks}.{name}")
+    children = [
+        f"{blocks}.{name}" for name, _ in module.get_submodule(blocks).named_children()
+    ]
     at = children.index(paths[0])
     if at:
         raise Unproved(
@@ -392,10 +389,11 @@ def _find_exit(
 
     There are none if that is the last layer itself.
     """
-    exact = []
-    for end in ends:
-        if end.ndim == 3 and end.shape[:2] == (trace.texts, trace.tokens):
-            exact.append(end)
+    exact = [
+        end
+        for end in ends
+        if end.ndim == 3 and end.shape[:2] == (trace.texts, trace.tokens)
+    ]
     if not exact:
         raise Unproved(
             f"its last hidden state is {list(ends[0].shape)} for {trace.texts} texts of"
@@ -463,7 +461,7 @@ def _shortest_run(
     """
     fronts: list[tuple[tuple[Call, ...], Tensor]] = [((), start)]
     for _ in range(LONGEST_EXIT):
-        reached: list[tuple[tuple[Call, ...], Tensor]] = []
+        reached = []
         for calls, value in fronts:
             for step in steps:
                 if step.call in calls or step.out is None:
@@ -519,7 +517,7 @@ def whole_chains(module: nn.Module, trial: Trace) -> Iterator[Chain]:
     and depth that are in no list.
     """
     groups = [block_calls(module, trial, k + 1) for k in range(DEEPEST_LIST)]
-    by_class: dict[tuple[str, int], list[Call]] = defaultdict(list)
+    by_class = defaultdict(list)
     for call in trial.calls:
         part = module.get_submodule(call.path)
         parent = module.get_submodule(call.path.rpartition(".")[0])
@@ -583,8 +581,18 @@ def prove_by_cuts(module: nn.Module, chain: Chain, trial: Trace) -> Proof:
                 f"layer.{k} does not decide the output: something else that matters"
                 " bypasses it"
             )
-    _check_rows(module, trial, taps, ids.clone(), others)
-    last = trial.states_at(taps[-1])
+    # Change the first token of the first text, and refuse rows that are no tokens'.
+    ids = ids.clone()
+    ids[0, 0] = others[others != ids[0, 0]][0]
+    changed = trace(module, arguments(module, ids))
+    first, last = trial.states_at(taps[0]), trial.states_at(taps[-1])
+    if same(first[0, 0], changed.states_at(taps[0])[0, 0]):
+        raise Unproved("the first row of layer.0 does not depend on the first token")
+    if differs(last[1:], changed.states_at(taps[-1])[1:], steps=len(taps)):
+        raise Unproved(
+            "the states of a text depend on the other texts of its batch (do its"
+            " modules take the axes of text and token in this order?)"
+        )
     norms = _norms_after(module, chain.ended, last, trial)
     # What is no cut is not what the head reads, and `final` must be.
     if norms and not gives(others, *norms[-1]):
@@ -597,27 +605,6 @@ def prove_by_cuts(module: nn.Module, chain: Chain, trial: Trace) -> Proof:
         final_width=last.shape[-1] if norms else None,
         dtype=last.dtype,
     )
-
-
-def _check_rows(
-    module: nn.Module,
-    trial: Trace,
-    taps: tuple[Tap, ...],
-    ids: Tensor,
-    others: Tensor,
-) -> None:
-    """Change the first token of the first text; refuse rows that are no tokens'."""
-    ids[0, 0] = others[others != ids[0, 0]][0]
-    changed = trace(module, arguments(module, ids))
-    first, last = taps[0], taps[-1]
-    if same(trial.states_at(first)[0, 0], changed.states_at(first)[0, 0]):
-        raise Unproved("the first row of layer.0 does not depend on the first token")
-    before, after = trial.states_at(last)[1:], changed.states_at(last)[1:]
-    if differs(before, after, steps=len(taps)):
-        raise Unproved(
-            "the states of a text depend on the other texts of its batch (do its"
-            " modules take the axes of text and token in this order?)"
-        )
 
 
 def _norms_after(

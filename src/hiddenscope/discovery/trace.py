@@ -232,6 +232,7 @@ class Trace:
     `operations` are recorded only where they are asked for.
     """
 
+    inputs: Mapping[str, Any]
     texts: int
     tokens: int
     output: Any = None
@@ -250,10 +251,11 @@ class Trace:
     def within(self, outer: Call) -> Trace:
         """Return the part of the trace inside one call, the call itself included."""
         inner = list(filter(outer.contains, self.calls))
-        operations = []
-        for operation in self.operations:
-            if outer.entered < operation.time < outer.left:
-                operations.append(operation)
+        operations = [
+            operation
+            for operation in self.operations
+            if outer.entered < operation.time < outer.left
+        ]
         return replace(self, calls=inner, operations=operations)
 
     def call_at(self, tap: Tap) -> Call:
@@ -279,10 +281,10 @@ def trace(
     With `with_operations`, attention calls, products and softmaxes are recorded too.
     """
     texts, tokens = inputs["input_ids"].shape
-    traced = Trace(texts, tokens)
+    traced = Trace(inputs, texts, tokens)
     clock = count()
     counts: Counter[str] = Counter()
-    open_calls: list[Call] = []
+    open_calls = []
 
     def watch(path: str, part: nn.Module) -> list[hooks.Watch]:
         def before(args: hooks.Args, kwargs: hooks.Kwargs) -> None:
@@ -323,7 +325,7 @@ def trace(
             )
         return output
 
-    watches: list[hooks.Watch] = []
+    watches = []
     for path, part in module.named_modules():
         watches += watch(path, part)
     if with_operations:

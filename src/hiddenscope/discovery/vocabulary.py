@@ -53,7 +53,7 @@ def trial_shapes(
     module: nn.Module, usual: Sequence[TrialShape]
 ) -> Sequence[TrialShape]:
     """Return the usual shapes of two trial passes, or shapes for a short window."""
-    config: Any = getattr(module, "config", None)
+    config = getattr(module, "config", None)
     needed = max(max(shape[1:]) for shape in usual)
     limits = window(module), getattr(config, "max_decoder_position_embeddings", None)
     longest = min([needed, *filter(None, limits)])
@@ -81,11 +81,11 @@ def trial_inputs(
 def trial_ids(module: nn.Module, texts: int, tokens: int, *, seed: int = 0) -> Tensor:
     """Return ids [text, token] for a trial pass, the same each time."""
     # Any text could hold these, and none has a special meaning in the configuration.
-    config: Any = getattr(module, "config", None)
+    config = getattr(module, "config", None)
     configs = [config]
     for name in getattr(config, "sub_configs", {}):
         configs.append(getattr(config, name, None))
-    reserved: set[int] = set()
+    reserved = set()
     for part in configs:
         for name, value in getattr(part, "__dict__", {}).items():
             if name.endswith(("token_id", "token_index")):
@@ -118,7 +118,7 @@ def _declared_vocabulary(module: nn.Module) -> int | None:
     It is None where neither does.
     """
     sizes = []
-    get_embedding: Any = getattr(module, "get_input_embeddings", lambda: None)
+    get_embedding = getattr(module, "get_input_embeddings", lambda: None)
     try:
         weight = getattr(get_embedding(), "weight", None)
     except NotImplementedError:
@@ -187,37 +187,28 @@ def _measured(module: nn.Module) -> _Limits:
             if is_out_of_memory(error):
                 raise
             continue
-        limits = _read(before, after, first[0])
+        # The lengths of the tables that ids and positions are looked up in. Where the
+        # rows are not the ids, as in CANINE, every character is an id.
+        ids = first[0]
+        sizes: list[int] = []
+        windows: list[int] = []
+        size = UNKNOWN
+        for (length, rows), (_, others) in zip(before, after, strict=False):
+            if len(rows) != len(ids):
+                continue
+            # A table that is read in the same way for other ids is not that of the ids.
+            is_of_ids = not torch.equal(rows, others)
+            offset = rows - (ids if is_of_ids else torch.arange(len(ids)))
+            if (offset == offset[0]).all():
+                (sizes if is_of_ids else windows).append(length - int(offset[0]))
+            elif is_of_ids:
+                size = CHARACTERS
+        limits = _Limits(sizes[0] if sizes else size, windows)
         if not limits.windows and tokens < LONGEST_TRIAL:
             limits.windows.append(tokens)
         break
     _MEASURED[module] = limits
     return limits
-
-
-def _read(
-    before: Sequence[tuple[int, Tensor]],
-    after: Sequence[tuple[int, Tensor]],
-    ids: Tensor,
-) -> _Limits:
-    """Return the lengths of the tables that ids and positions are looked up in.
-
-    Where the rows are not the ids, as in CANINE, every character is an id.
-    """
-    sizes: list[int] = []
-    windows: list[int] = []
-    size = UNKNOWN
-    for (length, rows), (_, others) in zip(before, after, strict=False):
-        if len(rows) != len(ids):
-            continue
-        # A table that is read in the same way for other ids is not that of the ids.
-        is_of_ids = not torch.equal(rows, others)
-        offset = rows - (ids if is_of_ids else torch.arange(len(ids)))
-        if bool((offset == offset[0]).all()):
-            (sizes if is_of_ids else windows).append(length - int(offset[0]))
-        elif is_of_ids:
-            size = CHARACTERS
-    return _Limits(sizes[0] if sizes else size, windows)
 
 
 class _LookupRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]

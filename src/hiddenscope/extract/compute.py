@@ -70,20 +70,15 @@ class Unit:
         inputs = model.encode(ids)
         with model.lock:
             if plan.pool is None:
-                self._buffers = self._record(model, inputs)
+                self._buffers = buffers_for(
+                    model, self.sites, inputs, self.dtype, memory=self._memory
+                )
+                for indices in _batches(self.sequences):
+                    batch = inputs.some(indices)
+                    run_pass(model, batch.pad(model), indices, self._buffers)
+                    self._batch_done(len(batch.flat))
             else:
                 self._pooled = self._pool(model, inputs, plan.pool)
-
-    def _record(self, model: Model, inputs: Inputs) -> Buffers:
-        """Run the passes, recording the states of every token."""
-        buffers = buffers_for(
-            model, self.sites, inputs, self.dtype, memory=self._memory
-        )
-        for indices in _batches(self.sequences):
-            batch = inputs.some(indices)
-            run_pass(model, batch.pad(model), indices, buffers)
-            self._batch_done(len(batch.flat))
-        return buffers
 
     def _pool(self, model: Model, inputs: Inputs, pool: str) -> SiteValues:
         """Run the passes; return one vector for each sequence.
@@ -128,9 +123,22 @@ class Unit:
             values = stack_buffer.finish()
             finite = stack_buffer.finite
         if not finite:
-            raise self._not_finite(values)
+            # The first state that is not finite is named.
+            reason = "their sum is not"
+            for site, site_values in zip(self.sites, values, strict=True):
+                bad_rows = (~site_values.isfinite().all(1)).nonzero()
+                if len(bad_rows):
+                    where = self._place(int(bad_rows[0]))
+                    reason = f"a NaN or an infinity at {site}, {where}"
+                    break
+            raise NotFinite(
+                "States are not finite",
+                reason,
+                "Look at the block that computes it, load the model in a wider dtype,"
+                " or give dtype='float32'.",
+            )
         # The rows of the tokens that are stored, where not all are.
-        rows: list[int] = []
+        rows = []
         start = 0
         for sequence in self.sequences:
             rows += [start + index for index in sequence.kept(self.plan.every)]
@@ -154,22 +162,6 @@ class Unit:
             for stack_buffer in self._buffers.values():
                 stack_buffer.release()
 
-    def _not_finite(self, values: SiteValues) -> NotFinite:
-        """Return an error that names the first state that is not finite."""
-        reason = "their sum is not"
-        for site, site_values in zip(self.sites, values, strict=True):
-            bad_rows = (~site_values.isfinite().all(1)).nonzero()
-            if len(bad_rows):
-                where = self._place(int(bad_rows[0]))
-                reason = f"a NaN or an infinity at {site}, {where}"
-                break
-        return NotFinite(
-            "States are not finite",
-            reason,
-            "Look at the block that computes it, load the model in a wider dtype, or"
-            " give dtype='float32'.",
-        )
-
     def _place(self, row: int) -> str:
         """Return the text and the position of a row, in words."""
         for sequence in self.sequences:
@@ -186,7 +178,7 @@ class Unit:
 
 def _batches(sequences: Sequence[StoreSequence]) -> list[list[int]]:
     """Return the indices of the sequences of each batch, in the order they run."""
-    batches: dict[int, list[int]] = defaultdict(list)
+    batches = defaultdict(list)
     for index, sequence in enumerate(sequences):
         batches[sequence.batch].append(index)
     return [batches[number] for number in sorted(batches)]

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -97,7 +97,7 @@ class Engine:
 
         A limit that is neither set nor in the store is left out.
         """
-        defaults: Mapping[str, object] = {"unit_bytes": UNIT_BYTES}
+        defaults = {"unit_bytes": UNIT_BYTES}
         if stored is not None:
             defaults = stored.environment
         limits = {}
@@ -269,7 +269,7 @@ class LocalWorker:
 
     def end(self) -> None:
         """Close the pipe, at which the process ends."""
-        self._process.channel.close_outgoing()
+        self._process.close_outgoing()
         self._process.wait(END_SECONDS)
         self._process.kill()
         self._process.wait()
@@ -329,7 +329,15 @@ class Supervisor(threading.Thread):
             while not self.schedule.finished:
                 self.worker = self.start_worker()
                 try:
-                    self._feed(self.worker)
+                    # The first answer comes when the model is loaded.
+                    unit = None
+                    while not self.schedule.finished:
+                        committed = self.worker.compute(unit)
+                        for done in committed:
+                            self.schedule.done(done)
+                        if unit is None and not committed:
+                            self.schedule.wait(0.2)
+                        unit = self.schedule.take(self)
                 except WorkerDied as death:
                     if not self.schedule.finished:
                         self.schedule.put_back(self, str(death))
@@ -337,17 +345,6 @@ class Supervisor(threading.Thread):
                     self.worker.end()
         except BaseException as error:
             self.schedule.fail(error)
-
-    def _feed(self, worker: RemoteWorker) -> None:
-        # The first answer comes when the model is loaded.
-        unit = None
-        while not self.schedule.finished:
-            committed = worker.compute(unit)
-            for done in committed:
-                self.schedule.done(done)
-            if unit is None and not committed:
-                self.schedule.wait(0.2)
-            unit = self.schedule.take(self)
 
     def end(self) -> None:
         """End the worker. What it still computes is committed already, or unwanted."""
@@ -408,9 +405,9 @@ def compute_units(
             device = f"cuda:{number % torch.cuda.device_count()}"
         return LocalWorker(order | {"device": device}, count_batch)
 
-    supervisors = []
-    for number in range(count or 1):
-        supervisors.append(Supervisor(schedule, partial(start, number)))
+    supervisors = [
+        Supervisor(schedule, partial(start, number)) for number in range(count or 1)
+    ]
     try:
         for supervisor in supervisors:
             supervisor.start()

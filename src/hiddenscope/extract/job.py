@@ -260,7 +260,25 @@ class ExtractJob:
         if not new and self.pending:
             first = random.randrange(len(self.pending))
             self.pending = self.pending[first:] + self.pending[:first]
-        self.cost = self._cost(tuple(damaged))
+        plan = writer.plan
+        sizes = {}
+        for unit in plan.units:
+            sizes[unit.name] = estimated_bytes(plan, unit.sequences, unit.tokens)
+        self.cost = JobCost(
+            texts=plan.corpus["count"],
+            duplicates=plan.corpus["duplicates"],
+            skipped=plan.corpus["skipped"],
+            sequences=sum(unit.sequences for unit in plan.units),
+            tokens=sum(unit.tokens for unit in plan.units),
+            tokens_kept=plan.rows if plan.pool is None else 0,
+            sites=len(plan.sites),
+            units=len(plan.units),
+            units_left=len(self.pending),
+            bytes=sum(sizes.values()),
+            bytes_left=sum(sizes[name] for name in self.pending),
+            bytes_free=free_on_disk(writer.path),
+            damaged=tuple(damaged),
+        )
 
     @classmethod
     def plan(
@@ -305,28 +323,6 @@ class ExtractJob:
         pending = set(self.pending)
         units = self.writer.plan.units
         return sum(unit.tokens for unit in units if unit.name in pending)
-
-    def _cost(self, damaged: tuple[str, ...]) -> JobCost:
-        plan = self.writer.plan
-        pending = set(self.pending)
-        sizes = {}
-        for unit in plan.units:
-            sizes[unit.name] = estimated_bytes(plan, unit.sequences, unit.tokens)
-        return JobCost(
-            texts=plan.corpus["count"],
-            duplicates=plan.corpus["duplicates"],
-            skipped=plan.corpus["skipped"],
-            sequences=sum(unit.sequences for unit in plan.units),
-            tokens=sum(unit.tokens for unit in plan.units),
-            tokens_kept=plan.rows if plan.pool is None else 0,
-            sites=len(plan.sites),
-            units=len(plan.units),
-            units_left=len(pending),
-            bytes=sum(sizes.values()),
-            bytes_left=sum(sizes[name] for name in pending),
-            bytes_free=free_on_disk(self.writer.path),
-            damaged=damaged,
-        )
 
     def run(
         self,

@@ -227,7 +227,7 @@ class Planner:
 
         Units of an existing store keep the number of their sequences.
         """
-        unit: list[StoreSequence] = []
+        unit = []
         number = 0
         tokens = 0
         for sequence in self._sequences(text_index):
@@ -330,7 +330,7 @@ class Planner:
             for index, (number, text) in enumerate(chunk):
                 ids = encoded.ids[index]
                 # Slow tokenizers do not say where in the text a token is.
-                spans: tuple[tuple[int, int], ...] = ((-1, -1),) * len(ids)
+                spans = ((-1, -1),) * len(ids)
                 if encoded.spans is not None:
                     spans = tuple(encoded.spans[index])
                 if self.window is None or len(ids) <= self.window:

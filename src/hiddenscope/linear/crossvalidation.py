@@ -67,14 +67,11 @@ def assign_folds(
     np.add.at(counts, (group_of, classes), 1)
     # The share of each class that a group holds.
     shares = counts / np.maximum(counts.sum(0), 1)
-
-    def priority(group: int) -> tuple[float, int]:
-        return -counts[group].sum(), stable_hash(str(names[group]), seed)
-
     filled = np.zeros((folds, counts.shape[1]))
     sizes = np.zeros(folds)
     fold_of = np.zeros(len(names), dtype=np.int64)
-    for group in sorted(range(len(names)), key=priority):
+    hashes = [stable_hash(str(name), seed) for name in names]
+    for group in np.lexsort((np.array(hashes, np.uint64), -counts.sum(1))):
         # How fast the sum of squared class shares of a fold grows with this group. It
         # is smallest in the fold that lacks the group's classes most. Rounded, so that
         # folds that differ by rounding alone are compared by size.
@@ -119,7 +116,11 @@ def cross_validate(
     """
     count = int(folds.max()) + 1
     inner_loss = inner_losses(states, targets[0], folds, learner)
-    penalty, whole_penalty = _select_penalties(inner_loss)
+    grid = torch.tensor(PENALTIES, dtype=torch.float64)
+    penalty, whole_penalty = grid.new_full((count,), DEFAULT_PENALTY), DEFAULT_PENALTY
+    if not inner_loss.isnan().any():
+        penalty = grid[_least(inner_loss)]
+        whole_penalty = float(grid[_least(inner_loss.mean(1))])
     sets = len(targets)
     train = training_rows(folds)
     # One fit per target set and fold, and a last one of the true targets on all rows.
@@ -132,7 +133,9 @@ def cross_validate(
     by_fold = fitted.scores(states)[:, :, :-1]
     by_fold = by_fold.view(len(folds), learner.outputs, sets, count)
     held_out = by_fold[torch.arange(len(folds)), :, :, torch.from_numpy(folds)]
-    whole = Fitted(fitted.coef[..., -1:], fitted.intercept[..., -1:], fitted.converged)
+    whole = fitted._replace(
+        coef=fitted.coef[..., -1:], intercept=fitted.intercept[..., -1:]
+    )
     return CrossValidated(
         held_out.permute(2, 0, 1), penalty, inner_loss, whole, whole_penalty
     )
@@ -180,16 +183,6 @@ def inner_losses(
             totals[:, left_out] += losses[:, number, rows].sum(1)
             sizes[left_out] += int(rows.sum())
     return totals / sizes
-
-
-def _select_penalties(inner_loss: Tensor) -> tuple[Tensor, float]:
-    """Return the penalty with the least inner loss for each fold, and for all rows."""
-    grid = torch.tensor(PENALTIES, dtype=torch.float64)
-    if bool(inner_loss.isnan().any()):
-        folds = inner_loss.shape[1]
-        return grid.new_full((folds,), DEFAULT_PENALTY), DEFAULT_PENALTY
-    of_all_rows = grid[_least(inner_loss.mean(1))]
-    return grid[_least(inner_loss)], float(of_all_rows)
 
 
 def _least(losses: Tensor) -> Tensor:

@@ -255,7 +255,7 @@ def _row_space(
     significant = strength > strength.max() * RANK
     # At least one direction, even where all states are equal.
     basis = right[:1]
-    if bool(significant.any()):
+    if significant.any():
         basis = right[significant]
     rows = states @ basis.T
     features = []
@@ -285,6 +285,7 @@ def minimise(
     start: Tensor,
     precondition: Precondition,
     tolerance: float = 1e-4,
+    most_steps: int = MAX_STEPS,
 ) -> Minimum:
     """Minimise every column of `start`, until no gradient entry exceeds the tolerance.
 
@@ -301,17 +302,17 @@ def minimise(
     minimum = Minimum(
         start.clone(),
         torch.zeros_like(which, dtype=torch.bool),
-        torch.full_like(which, MAX_STEPS),
+        torch.full_like(which, most_steps),
     )
     value, gradient = evaluate(start, which)
     stuck = torch.zeros_like(value, dtype=torch.bool)
     descent = _Descent(start.clone(), value, gradient, [], stuck)
-    for step in range(MAX_STEPS + 1):
+    for step in range(most_steps + 1):
         converged = descent.gradient.abs().amax(0) <= tolerance
         done = converged | descent.stuck
-        if step == MAX_STEPS:
+        if step == most_steps:
             done = torch.ones_like(done)
-        if bool(done.any()):
+        if done.any():
             minimum.point[:, which[done]] = descent.point[:, done]
             minimum.converged[which[done]] = converged[done]
             minimum.steps[which[done]] = step
@@ -365,7 +366,7 @@ def _step(
     for _ in range(MAX_HALVINGS):
         # Written so that a NaN counts as too high.
         too_high = ~(value <= descent.value + DECREASE * length * slope + slack)
-        if not bool(too_high.any()):
+        if not too_high.any():
             break
         again = too_high.nonzero()[:, 0]
         old, steep = length[again], slope[again]

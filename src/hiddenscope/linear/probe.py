@@ -3,41 +3,44 @@
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from hiddenscope.arguments import checked
+from hiddenscope.arguments import checked, require
 from hiddenscope.errors import Damaged, FileError, SiteError, StatesError
 from hiddenscope.files import read_tensors, write_tensors
 from hiddenscope.linear.logistic import logistic
 from hiddenscope.linear.problems import Problems, ridge, standardised
 from hiddenscope.results import Result
 from hiddenscope.sites import Site
+from hiddenscope.states import States
 from hiddenscope.states.arrays import Floats, Labels
+from hiddenscope.states.pooling import Pooling, meaning_of, score_pooling
 from hiddenscope.versions import installed_version
 
 Task: TypeAlias = Literal["classify", "regress"]
 
-TASKS = ("classify", "regress")
 _FORMAT = "hiddenscope.probe/1"
 
 
-class _Settings(TypedDict, total=False):
-    """What a file says of a probe beside its tensors; a regression has no classes.
+@dataclass(frozen=True)
+class Threshold:
+    """Where a probe rings: above `value`, as `alarms` of the `negatives` do.
 
-    `source` is that of the states that it was fitted to.
+    With 95% confidence at most the share `at_most` of fresh negatives would, which is
+    no more than the rate that was wanted.
     """
 
-    task: Task
-    penalty: float
-    site: str
-    classes: list[Any]
-    source: dict[str, Any]
-    version: str
+    value: float
+    alarms: int
+    negatives: int
+    at_most: float
 
 
 @checked
@@ -46,7 +49,8 @@ class Probe:
 
     `coef_` is `[class, width]` (`[1, width]` for two classes, `[width]` for a
     regression), `intercept_` goes with it. `source` says of which model the states
-    were, with the hash of its weights, if the probe came from `hs.probe`.
+    were, with the hash of its weights, if the probe came from `hs.probe`; then `pool`
+    says what stands for a text, and `query_` weighs tokens if attention was learnt.
 
     >>> states, labels = [[0.0], [1.0], [2.0], [3.0]], ["low", "low", "high", "high"]
     >>> probe = Probe().fit(states, labels)
@@ -61,7 +65,7 @@ class Probe:
     def __init__(
         self, task: Task = "classify", penalty: float = 1.0, site: str = ""
     ) -> None:
-        check_task(task)
+        require(task, Task, "task", "Probe")
         self.task: Task = task
         try:
             self.penalty = float(penalty)
@@ -75,22 +79,27 @@ class Probe:
             )
         self.site = site
         self.source: Mapping[str, Any] = {}
+        self.pool: Pooling = ""
+        self.query_: Floats | None = None
+        self.threshold_: Threshold | None = None
 
     def __repr__(self) -> str:
         place = f" at {self.site}" if self.site else ""
         width = "not fitted"
-        if self._is_fitted:
+        if hasattr(self, "coef_"):
             width = f"width {self.n_features_in_}"
         return f"Probe({self.task}{place}, penalty {self.penalty:g}, {width})"
 
-    @property
-    def _is_fitted(self) -> bool:
-        return hasattr(self, "coef_")
+    def _check_fitted(self, problem: str) -> None:
+        if not hasattr(self, "coef_"):
+            remedy = "Call .fit(states, labels), or load one."
+            raise StatesError(problem, "this probe is not fitted", remedy)
 
     def fit(self, states: ArrayLike | torch.Tensor, labels: ArrayLike) -> "Probe":
         """Fit states `[row, width]` to one label per row.
 
-        The penalty is `alpha` of a ridge regression, and 1 / `C` of a logistic one.
+        The penalty is `alpha` of a ridge regression, and 1 / `C` of a logistic one. A
+        threshold, or a pooling, that it had is forgotten.
         """
         rows = _rows(states)
         scaled, mean, deviation = standardised(torch.from_numpy(rows))
@@ -120,8 +129,8 @@ class Probe:
         )
         if self.task == "regress":
             coef, intercept = coef[0], intercept[0]
-        self.coef_ = coef
-        self.intercept_ = intercept
+        self.coef_, self.intercept_ = coef, intercept
+        self.source, self.pool, self.query_, self.threshold_ = {}, "", None, None
         return self
 
     @property
@@ -129,14 +138,32 @@ class Probe:
         """Return the width of the states that it takes."""
         return int(self.coef_.shape[-1])
 
+    @property
+    def outputs(self) -> tuple[Floats, Floats]:
+        """Return coefficients and intercepts `[output]`, those of attention last."""
+        coef, intercept = np.atleast_2d(self.coef_), np.atleast_1d(self.intercept_)
+        if self.query_ is not None:
+            coef, intercept = np.vstack([coef, self.query_]), np.append(intercept, 0.0)
+        return coef, intercept
+
     def decision_function(self, states: ArrayLike | torch.Tensor) -> Floats:
-        """Return one score per class; for two classes a single one, of the second."""
-        if not self._is_fitted:
-            raise StatesError(
-                "Cannot score states",
-                "this probe is not fitted",
-                "Call .fit(states, labels), or load one.",
-            )
+        """Return one score per class; for two classes a single one, of the second.
+
+        A list of the states `[token, width]` of texts has one for each text, if the
+        probe pools scores of tokens.
+        """
+        if isinstance(states, list) and score_pooling(self.pool):
+            return np.array([self.so_far(self.readings(text))[-1] for text in states])
+        return self.scores(self.readings(states))
+
+    def scores(self, readings: Floats) -> Floats:
+        """Return the scores in readings, without the input of attention."""
+        outputs = readings.shape[1] - (self.query_ is not None)
+        return readings[:, 0] if outputs == 1 else readings[:, :outputs]
+
+    def readings(self, states: ArrayLike | torch.Tensor) -> Floats:
+        """Return every output `[row, output]`: scores, and the input of attention."""
+        self._check_fitted("Cannot score states")
         rows = _rows(states)
         if rows.shape[1] != self.n_features_in_:
             reason = (
@@ -148,14 +175,103 @@ class Probe:
                 reason,
                 "Give states of the site that it was fitted at.",
             )
-        coefficients = np.atleast_2d(self.coef_)
+        coefficients, intercepts = self.outputs
         # Row by row: a product of matrices rounds a row by how many others there are,
         # and a token scored as it is generated must equal the token scored later.
         products: Floats = np.vecdot(rows[:, None, :], coefficients[None])
-        scores: Floats = products + self.intercept_
-        if scores.ndim == 2 and scores.shape[1] == 1:
-            return scores[:, 0]
-        return scores
+        return products + intercepts
+
+    def so_far(self, readings: Floats) -> Floats:
+        """Return the score of a text up to each token, from the readings of its tokens.
+
+        The last is that of the whole text. Where every token has a label, or the last
+        stands for the text, it is the score of the token itself. A pooling that is
+        learnt leaves out the first token, whose state is often a hundred times as
+        large, unless there is no other.
+
+        >>> probe = Probe()
+        >>> probe.pool = "mean"
+        >>> probe.so_far(np.array([[1.0], [3.0], [8.0]])).tolist()
+        [1.0, 2.0, 4.0]
+        """
+        scores = self.scores(readings)
+        if self.pool in ("", "each", "last", -1):
+            return scores
+        if self.pool == "mean":
+            return _means(scores)
+        if self.pool in ("first", "cls", 0):
+            return np.repeat(scores[:1], len(scores), 0)
+        pooling = score_pooling(self.pool)
+        if pooling is None:
+            raise StatesError(
+                "Cannot score a text up to each token",
+                f"the probe reads {meaning_of(self.pool)}, which scores do not tell",
+                'Fit it with another pool, such as "softmax".',
+            )
+        later = scores[1:]
+        if str(self.pool).startswith("rolling"):
+            size = int(max(1, pooling.setting))
+            sums = np.append(0.0, later.cumsum())
+            highest = np.maximum.accumulate((sums[size:] - sums[:-size]) / size)
+            return np.concatenate([scores[:1], _means(later[: size - 1]), highest])
+        logits = readings[1:, -1] / (pooling.setting or 1.0)
+        shares = np.exp(logits - np.logaddexp.accumulate(logits))
+        parts = zip(later, shares, strict=True)
+        means = accumulate(
+            parts, lambda mean, part: mean + part[1] * (part[0] - mean), initial=0.0
+        )
+        return np.append(scores[:1], [*means][1:])
+
+    def threshold(
+        self, negatives: States | ArrayLike, *, false_positives: float = 0.01
+    ) -> Threshold:
+        """Set the score above which the probe rings, and return it with its error.
+
+        At most the share `false_positives` of fresh negatives ring, with 95%
+        confidence. `negatives` are states of texts of the first class, which count by
+        the highest score that each reaches at any token after the first, or a score for
+        each text. They must be independent and must not have trained the probe: of
+        texts that belong together, give the highest score.
+
+        >>> probe = Probe().fit([[0.0], [1.0], [2.0], [3.0]], [0, 0, 1, 1])
+        >>> probe.threshold(np.arange(500), false_positives=0.01).alarms
+        1
+        """
+        from scipy.stats import beta
+
+        problem = "Cannot set a threshold"
+        if len(getattr(self, "classes_", ())) != 2:
+            reason = "the probe is not fitted, or not to two classes"
+            raise StatesError(problem, reason, "Fit it to two.")
+        if isinstance(negatives, States):
+            lengths = negatives.tokens.lengths.tolist()
+            parts = torch.split(negatives[self.site], lengths)
+            texts = [self.so_far(self.readings(part)) for part in parts]
+            negatives = [text[min(1, len(text) - 1) :].max() for text in texts]
+        scores = _labels(negatives, np.float64)
+        if scores.ndim != 1 or not len(scores) or not np.isfinite(scores).all():
+            reason = "there is no finite score of each negative"
+            raise StatesError(problem, reason, "Give states or scores of some.")
+        if not 0 < false_positives < 1:
+            reason = f"false_positives is {false_positives}, and a rate is from 0 to 1"
+            raise StatesError(problem, reason, "Give a rate such as 0.01.")
+        scores, count = np.sort(scores), len(scores)
+        # The share of fresh scores above the k-th highest of n is that of uniform
+        # numbers below the k-th lowest of n, whatever the scores are.
+        above = np.arange(count)
+        bounds = beta.ppf(0.95, above + 1, count - above)
+        allowed = int((bounds <= false_positives).sum())
+        if not allowed:
+            needed = int(np.ceil(np.log(0.05) / np.log1p(-false_positives)))
+            raise StatesError(
+                f"Too few negatives to say where {false_positives:.3g} of them ring",
+                f"that takes {needed:,}, and there are {count:,}",
+                "Give more, or allow a higher rate.",
+            )
+        value = float(scores[count - allowed])
+        alarms = int((scores > value).sum())
+        self.threshold_ = Threshold(value, alarms, count, float(bounds[alarms]))
+        return self.threshold_
 
     def predict_proba(self, states: ArrayLike | torch.Tensor) -> Floats:
         """Return the probability of every class."""
@@ -232,6 +348,9 @@ class Probe:
         probe.coef_ = coef
         probe.intercept_ = intercept
         probe.source = dict(result.source)
+        probe.pool = result.facts["token"]
+        if "query" in here:
+            probe.query_ = here["query"].to_numpy().astype(np.float64)
         return probe
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -243,18 +362,15 @@ class Probe:
                 reason,
                 "Give the path that suffix.",
             )
-        if not self._is_fitted:
-            raise StatesError(
-                "Cannot save the probe",
-                "it is not fitted",
-                "Call .fit(states, labels) first.",
-            )
-        settings: _Settings = {
+        self._check_fitted("Cannot save the probe")
+        settings: dict[str, Any] = {
             "task": self.task,
             "penalty": self.penalty,
             "site": self.site,
             "source": dict(self.source),
             "version": installed_version("hiddenscope"),
+            "pool": self.pool,
+            "threshold": None if self.threshold_ is None else vars(self.threshold_),
         }
         if self.task == "classify":
             settings["classes"] = self.classes_.tolist()
@@ -262,6 +378,8 @@ class Probe:
             "coef": torch.as_tensor(np.array(self.coef_)),
             "intercept": torch.as_tensor(np.array(self.intercept_)),
         }
+        if self.query_ is not None:
+            tensors["query"] = torch.as_tensor(self.query_)
         write_tensors(path, tensors, {"format": _FORMAT, "probe": json.dumps(settings)})
 
     @classmethod
@@ -270,12 +388,17 @@ class Probe:
         tensors, header = read_tensors(path, "a probe", _FORMAT)
         problem = f"Cannot read a probe from {os.fspath(path)}"
         try:
-            settings: _Settings = json.loads(header["probe"])
+            settings: dict[str, Any] = json.loads(header["probe"])
             probe = cls(settings["task"], settings["penalty"], settings["site"])
             probe.coef_ = tensors["coef"].numpy()
             probe.intercept_ = tensors["intercept"].numpy()
-            # Older files do not say it.
+            # Older files do not say these.
             probe.source = dict(settings.get("source", {}))
+            probe.pool = settings.get("pool", "")
+            if threshold := settings.get("threshold"):
+                probe.threshold_ = Threshold(**threshold)
+            if "query" in tensors:
+                probe.query_ = tensors["query"].numpy()
             if probe.task == "classify":
                 # Names are objects, as those of a result are.
                 names = settings["classes"]
@@ -308,19 +431,11 @@ class Probe:
             )
         if not _all_finite(self.coef_):
             return "its coefficients are not all finite numbers"
+        if self.query_ is not None and self.query_.shape != coef[-1:]:
+            return f"its query is {list(self.query_.shape)}, and its width {coef[-1]}"
         if not _all_finite(self.intercept_):
             return "its intercepts are not all finite numbers"
         return ""
-
-
-def check_task(task: object) -> None:
-    """Raise if there is no such task."""
-    if task not in TASKS:
-        raise StatesError(
-            f"No task {str(task)[:40]!r}",
-            "there are two tasks",
-            'Use "classify" or "regress".',
-        )
 
 
 def unscaled(
@@ -334,6 +449,12 @@ def unscaled(
     return plain.T.numpy().copy(), (intercept.double() - mean @ plain).numpy()
 
 
+def _means(scores: Floats) -> Floats:
+    """Return the mean up to each score."""
+    means: Floats = (scores.T.cumsum(-1) / np.arange(1, len(scores) + 1)).T
+    return means
+
+
 def _all_finite(values: Floats) -> bool:
     return np.issubdtype(values.dtype, np.floating) and bool(np.isfinite(values).all())
 
@@ -344,7 +465,9 @@ def _labels(labels: ArrayLike, dtype: DTypeLike | None = None) -> Labels:
     # Lists of several lengths, a meta tensor, words as numbers.
     except (TypeError, ValueError, RuntimeError) as error:
         raise StatesError(
-            "Cannot read the labels", str(error)[:150], "Give one label for each state."
+            "Cannot read labels or scores",
+            str(error)[:150],
+            "Give one label for each state.",
         ) from error
 
 

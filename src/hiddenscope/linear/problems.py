@@ -52,14 +52,22 @@ class Problems:
 
 
 class Fitted(NamedTuple):
-    """Coefficients `[width, output, problem]` and intercepts `[output, problem]`."""
+    """Coefficients `[width, output, problem]` and intercepts `[output, problem]`.
+
+    Where scores of tokens are pooled, `pooled` are those of all texts, and the `query`
+    `[width, problem]` of attention has rows if it was learnt.
+    """
 
     coef: Tensor
     intercept: Tensor
     converged: Tensor
+    query: Tensor | None = None
+    pooled: Tensor | None = None
 
     def scores(self, states: Tensor) -> Tensor:
         """Return `states @ coef + intercept`, `[row, output, problem]`."""
+        if self.pooled is not None:
+            return self.pooled
         width, outputs, problems = self.coef.shape
         products = states @ self.coef.reshape(width, -1).to(states)
         return products.view(len(states), outputs, problems) + self.intercept.to(states)

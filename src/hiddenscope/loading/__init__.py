@@ -32,12 +32,5 @@ if TYPE_CHECKING:
 
 __all__ = ["Loaded", "cache_folder", "open_source", "parse_dtype"]
 
-_MODULES = {
-    "Loaded": "checkpoint",
-    "cache_folder": "cache",
-    "open_source": "sources",
-    "parse_dtype": "checkpoint",
-}
-
 if not TYPE_CHECKING:
-    __getattr__ = lazy_names(__name__, _MODULES)
+    __getattr__ = lazy_names(__name__, __all__, "cache", "checkpoint", "sources")

@@ -143,17 +143,7 @@ def check_adapter(path: Path) -> AdapterFolder:
         refuse_pickles(problem, os.listdir(path))
         raise Damaged(problem, f"it has no {WEIGHTS}", written)
     *_, held = weight_totals([path / WEIGHTS])
-    _check_config(path, kind, config)
-    check_counts(walk(config), held, str(path / CONFIG))
-    base = config.get("base_model_name_or_path")
-    named = base if isinstance(base, str) and base else None
-    tensors = stored_tensors(path / WEIGHTS)
-    return AdapterFolder(path, kind, named, config, tensors, held)
-
-
-def _check_config(path: Path, kind: str, config: dict[str, Any]) -> None:
-    """Refuse what would run code, take forever, or not be an adapter of layers."""
-    problem = f"Cannot load the adapter {path}"
+    # Refuse what would run code, take forever, or not be an adapter of layers.
     if kind not in KINDS:
         raise LoadError(
             problem,
@@ -173,7 +163,7 @@ def _check_config(path: Path, kind: str, config: dict[str, Any]) -> None:
             "Load it with PEFT yourself and pass the live (module, tokenizer).",
         )
     reason = ""
-    patterns: list[str] = []
+    patterns = []
     for key, value in walk(config):
         if key not in _NO_PATTERNS:
             patterns += [text for text in (key, value) if isinstance(text, str)]
@@ -190,6 +180,11 @@ def _check_config(path: Path, kind: str, config: dict[str, Any]) -> None:
         reason = f"has a pattern that may take forever: {slow[0][:40]!r}"
     if reason:
         raise Damaged(problem, f"its {CONFIG} {reason}", "Save it again with PEFT.")
+    check_counts(walk(config), held, str(path / CONFIG))
+    base = config.get("base_model_name_or_path")
+    named = base if isinstance(base, str) and base else None
+    tensors = stored_tensors(path / WEIGHTS)
+    return AdapterFolder(path, kind, named, config, tensors, held)
 
 
 def _is_simple(pattern: str) -> bool:
@@ -362,7 +357,7 @@ def _altered_weights(
                     )
                 base = weights[name].detach().cpu()
                 saved = file.get_tensor(key).to(base.dtype)
-                if base.shape != saved.shape or not bool((base == saved).all()):
+                if base.shape != saved.shape or not (base == saved).all():
                     altered = name
     return altered
 
@@ -375,7 +370,7 @@ def _settings(folder: AdapterFolder, module: nn.Module) -> Any:
     """
     import peft
 
-    settings: Any = peft.PeftConfig.from_pretrained(str(folder.path))
+    settings = peft.PeftConfig.from_pretrained(str(folder.path))
     settings.inference_mode = True
     lists = [getattr(settings, name, None) or () for name in _NO_PATTERNS[:2]]
     if any(isinstance(names, str) or len(names) > _MOST_PATTERNS for names in lists):
@@ -396,7 +391,7 @@ def _put_on(module: nn.Module, folders: list[AdapterFolder], base: str) -> Any:
     modules = len(list(module.modules()))
     of_base = sum(weight.nbytes for weight in module.parameters()) // _SHARE_OF_BASE
     kinds = {folder.kind for folder in folders}
-    wrap: Any = peft.PeftModel if len(kinds) == 1 else peft.PeftMixedModel
+    wrap = peft.PeftModel if len(kinds) == 1 else peft.PeftMixedModel
     names: list[str] = []
     adapted: Any = None
     for folder in folders:

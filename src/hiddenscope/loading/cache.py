@@ -81,7 +81,7 @@ def verify_all() -> int:
     """Compare every byte of every cached folder; return the number of folders."""
     manifests = cache_folder().glob(f"*/[!.]*/{MANIFEST}")
     folders = sorted(manifest.parent for manifest in manifests)
-    wrong: list[Damaged] = []
+    wrong = []
     with progress.track("Verifying", len(folders)) as advance:
         for folder in folders:
             try:

@@ -218,7 +218,7 @@ def load_tokenizer(folder: Folder) -> PreTrainedTokenizerBase | None:
             quiet_transformers(),
             without_panic(Damaged, problem, "Use a tokenizer that you trust."),
         ):
-            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            tokenizer = AutoTokenizer.from_pretrained(
                 str(folder.path), local_files_only=True, trust_remote_code=False
             )
     except Damaged:
@@ -229,7 +229,7 @@ def load_tokenizer(folder: Folder) -> PreTrainedTokenizerBase | None:
                 remedy = "Load it yourself and pass the live (module, tokenizer)."
                 raise _remote_code(folder, remedy) from error
         raise LoadError(problem, first_line(error), _remedy(error)) from error
-    longest: object = tokenizer.model_max_length
+    longest = tokenizer.model_max_length
     if not isinstance(longest, int | float) or isinstance(longest, bool):
         reason = f"its model_max_length is {str(longest)[:80]!r} and not a number"
         raise Damaged(problem, reason, "Correct tokenizer_config.json.")
@@ -443,7 +443,7 @@ def _check_loaded(folder: Folder, module: Any, info: dict[str, Any]) -> str:
     The missing weights, and so the states, would be random numbers.
     """
     missing = sorted(str(key) for key in info["missing_keys"])
-    poolers: list[str] = []
+    poolers = []
     # The pooler of a base model comes after its states, and no head reads it.
     if module.base_model is module:
         poolers = [key for key in missing if "pooler" in key.split(".")]

@@ -414,13 +414,13 @@ def sentence_modules(folder: Path) -> SentenceModules | None:
     modules, config_path = folder / "modules.json", folder / SENTENCE_CONFIG
     if not transformers and not modules.is_file():
         return None
-    encoder: dict[str, Any] = {}
+    encoder = {}
     if transformers:
         encoder = read_json(transformers[0], dict, _LARGEST_BELOW)
     longest = encoder.get("max_seq_length")
     if longest is not None and (type(longest) is not int or longest < 1):
         raise _unreadable(transformers[0], f"max_seq_length is {str(longest)[:40]}")
-    config: dict[str, Any] = {}
+    config = {}
     if config_path.is_file():
         config = read_json(config_path, dict, _LARGEST_BELOW)
     prompts = config.get("prompts") or {}
@@ -452,7 +452,7 @@ def sentence_modules(folder: Path) -> SentenceModules | None:
 
 def _pooling(modules: Path) -> tuple[dict[str, Any], str]:
     """Return the pooling's config, and the first module that `hs.embed` lacks."""
-    pooling: dict[str, Any] = {}
+    pooling = {}
     missing = ""
     for module in read_json(modules, list, _LARGEST_BELOW):
         match module:

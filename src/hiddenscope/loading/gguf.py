@@ -93,7 +93,7 @@ class _Reader:
         )
         self.fits(keys, _SMALLEST_KEY, "keys")
         self.fits(tensors, _SMALLEST_TENSOR, "tensors")
-        metadata: dict[str, Any] = {}
+        metadata = {}
         for _ in range(keys):
             key = self.string(_LONGEST_NAME)
             self.expect(key not in metadata, f"the key {key[:80]!r} is there twice")
@@ -256,7 +256,7 @@ def read_module(path: Path, header: GGUFHeader) -> Any:
             "it is one part of several",
             "Join the parts into one file first.",
         )
-    options: dict[str, Any] = {
+    options = {
         "gguf_file": path.name,
         "local_files_only": True,
         "trust_remote_code": False,
@@ -271,10 +271,11 @@ def read_module(path: Path, header: GGUFHeader) -> Any:
     if unpacked is not None:
         # Newer versions may otherwise keep the blocks packed and download a kernel.
         options["quantization_config"] = unpacked(dequantize=True)
-    numbers = {}
-    for key, value in header.metadata.items():
-        if not key.startswith(("tokenizer.", "general.")):
-            numbers[key] = value
+    numbers = {
+        key: value
+        for key, value in header.metadata.items()
+        if not key.startswith(("tokenizer.", "general."))
+    }
     # No option disables the progress bar of this.
     bounded = limits.building(header.held, numbers, path.name)
     with redirect_stderr(StringIO()), bounded:
@@ -304,7 +305,7 @@ def read_tokenizer(path: Path, header: GGUFHeader) -> Any:
     """
     import transformers
 
-    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
+    tokenizer = transformers.AutoTokenizer.from_pretrained(
         str(path.parent),
         gguf_file=path.name,
         local_files_only=True,

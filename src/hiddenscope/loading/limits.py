@@ -42,7 +42,7 @@ _NOT_COUNTED = re.compile(
 
 # How many parts of each kind a module may have: this many, and some for each tensor or
 # byte of its weight files.
-_PARTS: dict[PartKind, tuple[int, int, str, str]] = {
+_PARTS = {
     # Of 493 classes of transformers none builds more than 2.5 for each tensor that it
     # saves.
     "module": (
@@ -74,12 +74,8 @@ MOST_GROWTH, MOST_COPIES = 4_096, 64
 MOST_SPECIAL, LONGEST_PADDING = 10_000, 2**24
 MOST_STEPS = 2_000
 _GROWTH = {"ByteLevel": 4.0, "Metaspace": 2.0}
-# Entries of a tokenizer.json with steps, and how one of them shows behind the model.
-# Names written with escapes cannot be searched for.
+# Entries of a tokenizer.json with steps.
 _STEPS = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "padding")
-_BEHIND = {rb"\u00": re.compile(rb"\\u00[4-7]")}
-for _step in _STEPS:
-    _BEHIND[f'"{_step}"'.encode()] = re.compile(rf'"{_step}"\s*:\s*[{{\[]'.encode())
 
 
 @dataclass(frozen=True)
@@ -129,9 +125,10 @@ def building(
     Traceback (most recent call last):
     hiddenscope.errors.Damaged: Cannot load x: a model of its config has more than ...
     """
-    limits: dict[PartKind, int] = {}
-    for kind, (least, per_unit, unit, _) in _PARTS.items():
-        limits[kind] = least + per_unit * getattr(held, unit)
+    limits = {
+        kind: least + per_unit * getattr(held, unit)
+        for kind, (least, per_unit, unit, _) in _PARTS.items()
+    }
     totals: Counter[PartKind] = Counter()
     # A part that is set again, as when its weight is loaded, counts once.
     sizes: dict[tuple[PartKind, int, str], int] = {}
@@ -244,21 +241,8 @@ def check_tokenizer_file(path: Path) -> None:
 
 
 def _tokenizer_steps(content: bytes) -> dict[str, list[dict[str, Any]]]:
-    """Return the steps of each kind, without the sequences that hold them.
-
-    The model is the vocabulary, nearly all of the file, and the library writes it last:
-    it is parsed only if one of the steps may stand behind it.
-    """
-    entries: Any = None
-    before, model, behind = content.partition(b'"model"')
-    # To look for a mark first is much faster than the patterns are.
-    marks = [mark for mark in _BEHIND if mark in behind]
-    if model and not any(_BEHIND[mark].search(behind) for mark in marks):
-        # It fails where this was not the name of the entry.
-        with suppress(ValueError):
-            entries = json.loads(before + b'"model": 0}')
-    if entries is None:
-        entries = json.loads(content)
+    """Return the steps of each kind, without the sequences that hold them."""
+    entries = json.loads(content)
     steps: dict[str, list[dict[str, Any]]] = {}
     for name in _STEPS:
         steps[name] = []

@@ -57,7 +57,17 @@ class SizeLimit(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.operations -= 1
         if self.operations < 0:
             raise self._refusal("it makes too many operations")
-        if _may_exceed(self.largest, args, kwargs):
+        # At most an operation combines every number of two tensors, once for each size
+        # in its arguments.
+        tensor_sizes = []
+        integers = []
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, Tensor):
+                tensor_sizes.append(leaf.numel())
+            elif type(leaf) is int and leaf > 1:
+                integers.append(leaf)
+        largest_two = sorted(tensor_sizes, reverse=True)[:2]
+        if prod([*largest_two, *integers]) * BYTES_PER_NUMBER > self.largest:
             # Before there is memory for it.
             self._check(_output_on_meta(function, args, kwargs))
         output = function(*args, **kwargs)
@@ -78,23 +88,6 @@ class SizeLimit(TorchDispatchMode):  # type: ignore[no-untyped-call]
             f"for a few tokens {reason}{largest(self.config)}",
             "Check the sizes in its config.",
         )
-
-
-def _may_exceed(limit: int, args: Any, kwargs: Any) -> bool:
-    """Tell whether an operation could give more bytes than the limit.
-
-    At most it combines every number of two tensors, once for each size in its
-    arguments.
-    """
-    tensor_sizes = []
-    integers = []
-    for leaf in tree_leaves((args, kwargs)):
-        if isinstance(leaf, Tensor):
-            tensor_sizes.append(leaf.numel())
-        elif type(leaf) is int and leaf > 1:
-            integers.append(leaf)
-    largest_two = sorted(tensor_sizes, reverse=True)[:2]
-    return prod([*largest_two, *integers]) * BYTES_PER_NUMBER > limit
 
 
 def _output_on_meta(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:

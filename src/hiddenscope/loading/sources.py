@@ -88,7 +88,7 @@ def open_source(
         "attention": attention,
         "revision": revision,
     }
-    variant: ModelVariant | None = None
+    variant = None
     if isinstance(source, str | os.PathLike):
         path = Path(source).expanduser()
         # The folder of an adapter is a variant of the base that it names.
@@ -168,7 +168,17 @@ def locate(
     if path is None:
         return Located(zoo.zoo_folder(name), name, zoo.ZOO[name].revision)
     if path.suffix.lower() == ".gguf":
-        folder, digest = _gguf_folder(path)
+        # The folder is named after the content, so that a renamed file is recognised.
+        read_header(path)
+        sha256 = hashlib.sha256()
+        bar = progress.track(f"Reading {path.name}", path.stat().st_size, unit="bytes")
+        with path.open("rb") as file, bar as advance:
+            while chunk := file.read(_CHUNK):
+                sha256.update(chunk)
+                advance(len(chunk))
+        digest = sha256.hexdigest()
+        folder = cache_folder() / "gguf" / f"{digest[:32]}-{CONVERSION}"
+        build_once(folder, partial(convert, path))
         return Located(folder, path.name, f"sha256:{digest}")
     return Located(path, path.resolve().name, None)
 
@@ -239,26 +249,9 @@ def _local_path(source: str | os.PathLike[str]) -> Path | None:
     raise UnknownModel(problem, reason, remedy)
 
 
-def _gguf_folder(path: Path) -> tuple[Path, str]:
-    """Convert a GGUF file once; return its folder and the SHA-256 of the file.
-
-    The folder is named after the content, so that a renamed file is recognised.
-    """
-    read_header(path)
-    sha256 = hashlib.sha256()
-    bar = progress.track(f"Reading {path.name}", path.stat().st_size, unit="bytes")
-    with path.open("rb") as file, bar as advance:
-        while chunk := file.read(_CHUNK):
-            sha256.update(chunk)
-            advance(len(chunk))
-    digest = sha256.hexdigest()
-    folder = cache_folder() / "gguf" / f"{digest[:32]}-{CONVERSION}"
-    return build_once(folder, partial(convert, path)), digest
-
-
 def _hub_folder(name: str, revision: str | None) -> Located:
     """Return the local folder of a hub id, its commit, and a note if offline."""
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
         RepositoryNotFoundError,
@@ -287,7 +280,21 @@ def _hub_folder(name: str, revision: str | None) -> Located:
         raise
     except Exception as error:
         # The hub's client raises the errors of whichever HTTP library it uses.
-        return _from_hub_cache(name, revision, error)
+        try:
+            folder = Path(
+                snapshot_download(name, revision=revision, local_files_only=True)
+            )
+        except Exception as absent:
+            cause = f"the hub cannot be reached ({type(error).__name__}: {error}"[:200]
+            raise Unreachable(
+                f"Cannot download {name!r}",
+                f"{cause}) and it is not in the local cache",
+                "Check the network, or name a local folder, a .gguf file, or a zoo"
+                " model (smollm2, gemma3-270m, minilm), which comes from a package"
+                " index.",
+            ) from absent
+        note = "The hub could not be reached: the copy in the local cache was used."
+        return Located(folder, name, folder.name, note)
 
 
 def _check_id(what: str, name: str, text: str, pattern: re.Pattern[str]) -> None:
@@ -332,20 +339,3 @@ def _download(name: str, info: Any) -> Path:
         )
     patterns = sorted(needed)
     return Path(snapshot_download(name, revision=info.sha, allow_patterns=patterns))
-
-
-def _from_hub_cache(name: str, revision: str | None, error: Exception) -> Located:
-    from huggingface_hub import snapshot_download
-
-    try:
-        folder = Path(snapshot_download(name, revision=revision, local_files_only=True))
-    except Exception as absent:
-        cause = f"the hub cannot be reached ({type(error).__name__}: {error}"[:200]
-        raise Unreachable(
-            f"Cannot download {name!r}",
-            f"{cause}) and it is not in the local cache",
-            "Check the network, or name a local folder, a .gguf file, or a zoo model"
-            " (smollm2, gemma3-270m, minilm), which comes from a package index.",
-        ) from absent
-    note = "The hub could not be reached: the copy in the local cache was used."
-    return Located(folder, name, folder.name, note)

@@ -269,7 +269,7 @@ def scheme_config(
     import transformers
 
     if library == "torchao":
-        quantization: Any = importlib.import_module("torchao.quantization")
+        quantization = importlib.import_module("torchao.quantization")
         return transformers.TorchAoConfig(getattr(quantization, _TORCHAO[scheme])())
     _quieten_bitsandbytes()
     configure: Any = transformers.BitsAndBytesConfig

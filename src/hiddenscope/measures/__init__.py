@@ -7,6 +7,8 @@ cka           how similar two sets of states of the same tokens are: linear CKA
 distances     distances between all rows, and whether a picture keeps neighbours
 separation    how far apart classes are, compared with permuted labels
 permutations  labels in other orders, as the design of the data allows; sign flips
+activity      the strongest rows of many directions, and how many are active
+massive       states that are so long that they outweigh all others
 grouped       averages over texts that belong together, and how uncertain they are
 """
 

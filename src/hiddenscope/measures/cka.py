@@ -49,7 +49,13 @@ def linear_cka(x: Sites, y: Sites | None = None) -> tuple[Tensor, Tensor]:
     for start in range(0, tokens, rows):
         products = []
         for number, side in enumerate(sides):
-            product = _gram_rows(side, means[number], slice(start, start + rows))
+            # Rows of the centred Gram matrix of every site, `[site, some, token]`.
+            count = min(rows, tokens - start)
+            product = shared.new_empty(len(side), count, tokens)
+            for site, mean in enumerate(means[number]):
+                centred = side[site].to(torch.float64) - mean
+                some = centred[start : start + rows]
+                torch.mm(some, centred.T, out=product[site])
             norms[number] += torch.linalg.vector_norm(product, dim=(1, 2)).square()
             traces[number] += product[:, :, start:].diagonal(dim1=1, dim2=2).sum(1)
             products.append(product)
@@ -72,14 +78,3 @@ def _means(side: Sites) -> list[Tensor]:
         # Relative to the first row: equal rows have exactly that row as their mean.
         means.append(wide[0] + (wide - wide[0]).mean(0))
     return means
-
-
-def _gram_rows(side: Sites, means: list[Tensor], some: slice) -> Tensor:
-    """Return rows of the centred Gram matrix of every site, `[site, some, token]`."""
-    tokens = len(side[0])
-    count = len(range(*some.indices(tokens)))
-    products = means[0].new_empty(len(side), count, tokens)
-    for number, (rows, mean) in enumerate(zip(side, means, strict=True)):
-        centred = rows.to(torch.float64) - mean
-        torch.mm(centred[some], centred.T, out=products[number])
-    return products

@@ -173,7 +173,7 @@ def _tested(sites: Sequence[_Permuted], parts: Parts, *, intervals: bool) -> Dif
 
 def _dispersions(states: Tensor, rows: Sets, parts: Parts) -> _Permuted:
     """Return the dispersion of each set, whose contributions change sets."""
-    values: list[float] = []
+    values = []
     contributions = np.zeros(len(parts.groups))
     for number in (0, 1):
         inside = rows.members(number)
@@ -220,8 +220,7 @@ def _dispersion(
     known = (variance > least) & (np.min(squared, axis=0) > least)
     with np.errstate(all="ignore"):
         ratio = np.sqrt(variance) / np.sqrt(squared).mean(0)
-        numbers: Floats = np.where(known, np.log(ratio), np.nan)
-    return numbers
+        return np.where(known, np.log(ratio), np.nan)
 
 
 def _neighbours(states: Tensor, rows: Sets, parts: Parts) -> _Permuted:

@@ -6,6 +6,7 @@ independent texts. Groups are what was sampled, so an error is measured over gro
 
 import numpy as np
 
+from hiddenscope.results.report import Estimate
 from hiddenscope.states.arrays import Floats, Ints
 
 LEVEL = 0.95
@@ -21,7 +22,7 @@ def group_sums(values: Floats, groups: Ints) -> Floats:
     >>> group_sums(np.array([1.0, 2.0, 4.0]), np.array([0, 1, 0])).tolist()
     [5.0, 2.0]
     """
-    sums: Floats = np.zeros((int(groups.max()) + 1, *values.shape[1:]))
+    sums = np.zeros((int(groups.max()) + 1, *values.shape[1:]))
     np.add.at(sums, groups, values)
     return sums
 
@@ -62,17 +63,23 @@ def standard_error(values: Floats, groups: Ints) -> Floats | None:
     return error
 
 
-def reach_of_all(values: Floats, groups: Ints) -> Floats | None:
+def reach_of_all(
+    values: Floats, groups: Ints, over: Floats | None = None
+) -> Floats | None:
     """Return how far from the means of columns all true means lie, with 95%.
 
-    `values` are `[row, column]`. The bootstrap-t of the largest deviation (Hall 1988):
+    `values` are `[row, column]`; with `over`, the ratios of their sums to its sums take
+    the place of means. The bootstrap-t of the largest deviation (Hall 1988):
     whole groups are drawn again, and each deviation is compared with the error of its
     own draw. So it allows for skewed values, of which Student's distribution with
     Bonferroni's correction held 60 to 85%. Draws of fewer than half of the groups are
     left out: their errors may be near 0 by chance. A column that is the same in half of
     the groups has none (NaN), and with fewer than five groups there is none at all.
     """
-    sizes = np.bincount(groups).astype(float)[:, None]
+    weights = np.ones_like(values) if over is None else over
+    sizes = np.broadcast_to(
+        group_sums(weights, groups), (int(groups.max()) + 1, values.shape[1])
+    )
     count = len(sizes)
     if count < MIN_BOOTSTRAPPED:
         return None
@@ -80,7 +87,8 @@ def reach_of_all(values: Floats, groups: Ints) -> Floats | None:
     sums = group_sums(values, groups)
     ordered = np.sort(sums / sizes, axis=0)
     same = (ordered[half - 1 :] == ordered[: count - half + 1]).any(0)
-    parts = (sums - sizes * values.mean(0))[:, ~same]
+    parts = (sums - sizes * (sums.sum(0) / sizes.sum(0)))[:, ~same]
+    sizes = sizes[:, ~same]
     generator = np.random.default_rng(0)
     draws = generator.integers(count, size=(BOOTSTRAPS, count))
     # How often each group is in each draw.
@@ -95,6 +103,30 @@ def reach_of_all(values: Floats, groups: Ints) -> Floats | None:
     return reach
 
 
+def estimate(
+    values: Floats, groups: Ints, over: Floats | None = None
+) -> list[Estimate]:
+    """Return the mean of every column of `[text, column]`, with intervals that hold all
+    of them together; or with `over`, their sums over the sums of those.
+
+    Without five groups, or where half of the groups have one value, there is
+    none; if all of them have it, its width is 0.
+
+    >>> values = np.array([[1.0], [2.0], [6.0]])
+    >>> estimate(values, np.arange(3), over=2 * values)
+    [Estimate(value=0.5, low=None, high=None)]
+    """
+    means = values.sum(0) / (len(values) if over is None else over.sum(0))
+    reach = reach_of_all(values, groups, over)
+    estimates = []
+    for column, mean in enumerate(means.tolist()):
+        low = high = None
+        if reach is not None and np.isfinite(reach[column]):
+            low, high = mean - float(reach[column]), mean + float(reach[column])
+        estimates.append(Estimate(value=mean, low=low, high=high))
+    return estimates
+
+
 def _means_and_errors(
     sums: Floats, sizes: Floats, times: Floats
 ) -> tuple[Floats, Floats]:
@@ -104,10 +136,10 @@ def _means_and_errors(
     column]` are its rows less their mean, summed up.
     """
     total = times @ sizes
-    means: Floats = times @ sums / total
+    means = times @ sums / total
     # The squares of sums less sizes times the mean of the draw.
     squares = times @ sums**2 - 2 * means * (times @ (sums * sizes))
     squares += means**2 * (times @ sizes**2)
     # Rounding must not take the square of nearly equal groups below zero.
-    errors: Floats = np.sqrt(np.maximum(squares, TINY)) / total
+    errors = np.sqrt(np.maximum(squares, TINY)) / total
     return means, errors

@@ -170,9 +170,23 @@ def permuted(
         drawn = _permute_units(unit_labels, sizes, pools, count, generator)
         labellings = drawn[:, unit_index]
     else:
-        labellings = _permute_sequences(
-            row_labels, order, count, group_of, stratum_of, generator
-        )
+        # Give each group the labels of another, mirrored to and fro from a random
+        # place.
+        labellings = np.tile(row_labels, (1 + count, 1))
+        needed = 2 if row_labels.dtype.kind == "f" else len(np.unique(row_labels))
+        starts = _starts(stratum_of[order], group_of[order])[1:]
+        parts = np.split(order, starts)
+        stratum_of = stratum_of[[part[0] for part in parts]]
+        for labelling in labellings[1:]:
+            present = 0
+            while present < needed:
+                # Sources in another order, and still sorted by stratum.
+                sources = np.lexsort((generator.random(len(parts)), stratum_of))
+                for rows, source in zip(parts, sources, strict=True):
+                    mirrored = np.r_[parts[source], parts[source][::-1]]
+                    turned = np.roll(mirrored, generator.integers(len(mirrored)))
+                    labelling[rows] = row_labels[np.resize(turned, len(rows))]
+                present = len(np.unique(labelling))
     alike = _alike(labellings[0], labellings)
     smallest_p = None if alike.all() else float(alike.mean())
     return Permuted(torch.from_numpy(np.ascontiguousarray(labellings)), smallest_p)
@@ -230,8 +244,8 @@ def _pools(labels: Labels, groups: Ints, strata: Ints) -> Iterator[_Pool]:
     """
     for stratum in np.unique(strata):
         inside = np.flatnonzero(strata == stratum)
-        uniform: list[Ints] = []
-        blocked_by_size: defaultdict[int, list[Ints]] = defaultdict(list)
+        uniform = []
+        blocked_by_size = defaultdict(list)
         for part in np.split(inside, np.flatnonzero(np.diff(groups[inside])) + 1):
             if (labels[part] != labels[part[0]]).any():
                 blocked_by_size[len(part)].append(part)
@@ -335,36 +349,6 @@ def _drawn(
     return drawn
 
 
-def _permute_sequences(
-    labels: Labels,
-    order: Ints,
-    count: int,
-    groups: Ints,
-    strata: Ints,
-    generator: np.random.Generator,
-) -> Labels:
-    """Give each group the labels of another, mirrored to and fro from a random place.
-
-    `order` sorts the rows by stratum, group and text. Every class stays present.
-    """
-    labellings = np.tile(labels, (1 + count, 1))
-    needed = 2 if labels.dtype.kind == "f" else len(np.unique(labels))
-    starts = _starts(strata[order], groups[order])[1:]
-    parts = np.split(order, starts)
-    stratum_of = strata[[part[0] for part in parts]]
-    for labelling in labellings[1:]:
-        present = 0
-        while present < needed:
-            # Sources in another order, and still sorted by stratum.
-            sources = np.lexsort((generator.random(len(parts)), stratum_of))
-            for rows, source in zip(parts, sources, strict=True):
-                mirrored = np.r_[parts[source], parts[source][::-1]]
-                turned = np.roll(mirrored, generator.integers(len(mirrored)))
-                labelling[rows] = labels[np.resize(turned, len(rows))]
-            present = len(np.unique(labelling))
-    return labellings
-
-
 def serial_inflation(labels: Tensor, states: Tensor, groups: Ints) -> float | None:
     """Return how much more closely shifted labels go with states than permuted ones.
 
@@ -463,7 +447,16 @@ def corrected_sign_flip_p(differences: Floats, seed: int = 0) -> Floats:
     # but for a monotone map, and no column has a larger say for being larger.
     scaled = observed / np.maximum(sizes, np.finfo(float).tiny)
     statistics = scaled.sum(0)
-    signs = _signs(len(scaled), seed)
+    # Rows of signs, each standing for its opposite too. The first changes nothing.
+    count = len(scaled)
+    if count <= MOST_EXACT:
+        numbers = np.arange(2 ** (count - 1))
+        bits = (numbers[:, None] >> np.arange(count)) & 1
+        signs = np.where(bits, -1.0, 1.0)
+    else:
+        generator = np.random.default_rng(seed)
+        signs = generator.choice([-1.0, 1.0], (FLIPS // 2 + 1, count))
+        signs[0] = 1.0
     rows = max(1, BLOCK // scaled.shape[1])
     parts = []
     for start in range(0, len(signs), rows):
@@ -476,18 +469,3 @@ def corrected_sign_flip_p(differences: Floats, seed: int = 0) -> Floats:
     places = np.searchsorted(np.sort(largest), allowed, side="left")
     p[known] = 1 - places / len(largest)
     return p
-
-
-def _signs(count: int, seed: int) -> Floats:
-    """Return rows of signs, each standing for its opposite too.
-
-    The first changes nothing.
-    """
-    if count <= MOST_EXACT:
-        numbers = np.arange(2 ** (count - 1))
-        bits = (numbers[:, None] >> np.arange(count)) & 1
-        return np.where(bits, -1.0, 1.0)
-    generator = np.random.default_rng(seed)
-    signs: Floats = generator.choice([-1.0, 1.0], (FLIPS // 2 + 1, count))
-    signs[0] = 1.0
-    return signs

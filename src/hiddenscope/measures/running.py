@@ -162,6 +162,18 @@ class RunningStatistics:
         eigenvalues = torch.linalg.eigvalsh(scatter)
         return torch.clamp(eigenvalues, min=0) / self.count
 
+    @property
+    def covariance(self) -> Tensor:
+        """Return the covariance `[width, width]` of the states.
+
+        >>> statistics = RunningStatistics()
+        >>> statistics.add(torch.tensor([[3.0, 0.0], [1.0, 4.0]]))
+        >>> statistics.covariance.tolist()
+        [[1.0, -2.0], [-2.0, 4.0]]
+        """
+        self._summarise()
+        return self._scatter / max(1, self.count)
+
     def _summarise(self) -> None:
         """Replace the stored states by their mean and scatter."""
         if self._rows:
@@ -197,7 +209,7 @@ def effective_rank(variances: Tensor) -> float:
     """
     variances = variances.to(torch.float64)
     total = variances.sum()
-    if not bool(total > 0):
+    if not total > 0:
         return float("nan")
     return float(torch.special.entr(variances / total).sum().exp())
 

@@ -63,9 +63,10 @@ def separation(
             group_of = torch.from_numpy(codes)
     exact = _scores(distances, labels[:1], classes, torch.float64, group_of)
     batch_size = max(1, MEMBERS // (count * classes))
-    parts = []
-    for batch in torch.split(labels, batch_size):
-        parts.append(_scores(distances, batch, classes, torch.float32, group_of))
+    parts = [
+        _scores(distances, batch, classes, torch.float32, group_of)
+        for batch in torch.split(labels, batch_size)
+    ]
     by_labelling = torch.cat(parts, 1)
     scores = {}
     for row, name in enumerate(SCORES):
@@ -85,7 +86,7 @@ def separation(
             better = values - pairs / (count * (count - 1))
         p = median = high = float("nan")
         if len(labels) > 1:
-            if not bool(better[0].isnan()):
+            if not better[0].isnan():
                 p = _p_value(better, better[0])
             # Not `torch.median`, which is the lower of two middle values.
             median = float(torch.quantile(values[1:], 0.5))
@@ -144,32 +145,30 @@ def _scores(
         class_of = labels[:, here].T[:, :, None]
         # Distances of each row, summed over the rows of each class.
         sums = (block.to(dtype) @ members).view(-1, labellings, classes)
-        rows = _silhouettes(sums, class_of, sizes)
+        to_class = sums.gather(2, class_of)[..., 0]
+        inside += to_class.sum(0, dtype=torch.float64)
+        size = sizes.expand_as(sums).gather(2, class_of)[..., 0]
+        near = to_class / (size - 1).clamp_min(1)
+        far = (sums / sizes).scatter(2, class_of, torch.inf).amin(2)
+        scale = torch.maximum(near, far)
+        # A row that is alone in its class has a silhouette of 0.
+        known = (size > 1) & (scale > 0)
+        rows = torch.where(known, (far - near) / scale, 0)
         silhouettes += rows.sum(0, dtype=torch.float64)
-        inside += sums.gather(2, class_of)[..., 0].sum(0, dtype=torch.float64)
         total += float(block.sum())
         nearest = _nearest(distances, here, block, groups).to(dtype)
-        near = (nearest @ members).view(-1, labellings, classes)
-        same += near.gather(2, class_of)[..., 0].sum(0, dtype=torch.float64)
+        votes = (nearest @ members).view(-1, labellings, classes)
+        same += votes.gather(2, class_of)[..., 0].sum(0, dtype=torch.float64)
     pairs = (sizes * (sizes - 1)).sum(1, dtype=torch.float64)
     mean_inside = torch.where(pairs > 0, inside / pairs, torch.nan)
     within = mean_inside / (total / (count * (count - 1)))
-    fisher = _fisher(distances, members, sizes)
+    # The variance between classes over that within.
+    sums = (members.T @ distances.rows.to(dtype)).double()
+    squares = sums.view(labellings, classes, -1).square().sum(2)
+    between = (squares / sizes).sum(1)
+    rest = (distances.squared_norms.sum() - between).clamp_min(0)
+    fisher = (between / (classes - 1)) / (rest / (count - classes))
     return torch.stack([silhouettes / count, same / count, fisher, within])
-
-
-def _silhouettes(sums: Tensor, class_of: Tensor, sizes: Tensor) -> Tensor:
-    """Return the silhouette of each row in each labelling.
-
-    `sums` are summed distances to every class. A row that is alone in its class has a
-    silhouette of 0.
-    """
-    size = sizes.expand_as(sums).gather(2, class_of)[..., 0]
-    inside = sums.gather(2, class_of)[..., 0] / (size - 1).clamp_min(1)
-    other = (sums / sizes).scatter(2, class_of, torch.inf).amin(2)
-    scale = torch.maximum(inside, other)
-    silhouettes = torch.where(scale > 0, (other - inside) / scale, 0)
-    return torch.where(size > 1, silhouettes, 0)
 
 
 def _nearest(
@@ -183,13 +182,3 @@ def _nearest(
     squared[groups[here][:, None] == groups] = torch.inf
     near = squared <= squared.amin(1, keepdim=True) + distances.tie(here)
     return near / near.sum(1, keepdim=True)
-
-
-def _fisher(distances: Distances, members: Tensor, sizes: Tensor) -> Tensor:
-    """Return the variance between classes over that within, for each labelling."""
-    labellings, classes = sizes.shape
-    sums = (members.T @ distances.rows.to(members.dtype)).double()
-    sums = sums.view(labellings, classes, -1)
-    between = (sums.square().sum(2) / sizes).sum(1)
-    inside = (distances.squared_norms.sum() - between).clamp_min(0)
-    return (between / (classes - 1)) / (inside / (len(distances) - classes))

@@ -241,7 +241,25 @@ class Model:
         self._anatomy_dtype = next(self.module.parameters()).dtype
         self.remembered = self.trials.recalled("anatomy")
         self._unchecked = self.remembered
-        self.notes = (*loaded.notes, *_notes_on(self._anatomy))
+        # Note where `final` is of another width, or layers before the first are
+        # hidden.
+        notes = []
+        for stack in self._anatomy.stacks:
+            final, width = stack.proof.final_width, stack.proof.width
+            if final not in (None, width):
+                notes.append(
+                    f"Its final is {final} wide and its layers {width}: `layer.*,final`"
+                    " leaves final out; ask for it by itself."
+                )
+            if stack.proof.earlier:
+                first = stack.blocks[0].path
+                notes.append(
+                    f"Its layers are those of {first.rpartition('.')[0]}, the list of"
+                    f" blocks that it ends with: layer.0 is what enters {first}."
+                    f" hidden_states[0] to hidden_states[{stack.proof.earlier - 1}] are"
+                    " states of blocks before that, and have no site."
+                )
+        self.notes = (*loaded.notes, *notes)
         # A broken tokenizer is named when a model is first loaded.
         if not self.remembered:
             _ = self.text_encoder
@@ -747,24 +765,3 @@ def _versions() -> dict[str, str]:
 
 def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _notes_on(anatomy: Anatomy) -> list[str]:
-    """Note where `final` is of another width, or layers before the first are hidden."""
-    notes = []
-    for stack in anatomy.stacks:
-        final, width = stack.proof.final_width, stack.proof.width
-        if final not in (None, width):
-            notes.append(
-                f"Its final is {final} wide and its layers {width}: `layer.*,final`"
-                " leaves final out; ask for it by itself."
-            )
-        if stack.proof.earlier:
-            first = stack.blocks[0].path
-            notes.append(
-                f"Its layers are those of {first.rpartition('.')[0]}, the list of"
-                f" blocks that it ends with: layer.0 is what enters {first}."
-                f" hidden_states[0] to hidden_states[{stack.proof.earlier - 1}] are"
-                " states of blocks before that, and have no site."
-            )
-    return notes

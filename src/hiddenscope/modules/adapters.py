@@ -124,10 +124,10 @@ def below_adapters(module: nn.Module) -> nn.Module:
     """
     if not has_adapters(module):
         return module
-    get_base: Any = getattr(module, "get_base_model", lambda: module)
+    get_base = getattr(module, "get_base_model", lambda: module)
     copied = private_copy(get_base())
     for path, wrapper in list(_wrappers(copied)):
-        layer: Any = wrapper
+        layer = wrapper
         # PEFT may have wrapped a layer more than once.
         while isinstance(_inside(layer), nn.Module):
             layer = _inside(layer)
@@ -189,7 +189,7 @@ def _wrappers(module: nn.Module) -> Iterator[tuple[str, Any]]:
     if tuners is None or other is None:
         return
     kinds = (tuners.BaseTunerLayer, other.AuxiliaryTrainingWrapper)
-    outer: str | None = None
+    outer = None
     for path, part in module.named_modules():
         # Modules are listed in order, so only the last wrapper can contain this one.
         is_inside = outer is not None and path.startswith(f"{outer}.")

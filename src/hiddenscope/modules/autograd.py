@@ -32,8 +32,7 @@ def restored(*, inference: bool | None = None) -> AbstractContextManager[Any]:
     import torch
 
     mode = torch.is_inference_mode_enabled() if inference is None else inference
-    guard: AbstractContextManager[Any] = torch._C._InferenceMode(mode)
-    return guard
+    return torch._C._InferenceMode(mode)
 
 
 @contextmanager

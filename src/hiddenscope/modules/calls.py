@@ -28,7 +28,7 @@ GIVEN_IDS_TOO: WeakKeyDictionary[type[nn.Module], str] = WeakKeyDictionary()
 
 # These read `training` for a random part alone, and have none where this attribute is 0
 # or False.
-_RANDOM_PARTS: dict[Any, str] = {
+_RANDOM_PARTS = {
     nn.modules.dropout._DropoutNd: "p",
     nn.MultiheadAttention: "dropout",
     nn.RNNBase: "dropout",
@@ -56,7 +56,7 @@ def accepts(module: nn.Module) -> frozenset[str]:
 
 def below_wrapper(module: nn.Module) -> nn.Module:
     """Return the model inside a wrapper that hands on whatever it gets."""
-    get_base: Any = getattr(module, "get_base_model", None)
+    get_base = getattr(module, "get_base_model", None)
     if get_base is None or "kwargs" not in _parameters(type(module).forward):
         return module
     base: nn.Module = get_base()
@@ -160,8 +160,8 @@ def _reads_training(function: Callable[..., Any]) -> bool:
 
     A function whose code cannot be read is taken to.
     """
-    waiting: list[Any] = [inspect.unwrap(function)]
-    known: set[Any] = set()
+    waiting = [inspect.unwrap(function)]
+    known = set()
     while waiting:
         current = waiting.pop()
         if not isinstance(current, FunctionType):

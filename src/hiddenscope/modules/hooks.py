@@ -81,7 +81,7 @@ class Watch:
 
     def remove(self) -> None:
         """Take the hook off."""
-        table: dict[int, Callable[..., Any]] = self.module._forward_hooks
+        table = self.module._forward_hooks
         if self.side == "input":
             table = self.module._forward_pre_hooks
         for key, hook in list(table.items()):
@@ -111,7 +111,7 @@ def watching(watches: Sequence[Watch]) -> Installation:
     (1, 0)
     """
     steps: list[Step] = []
-    inside: dict[nn.Module, list[operations.OperationCallback]] = defaultdict(list)
+    inside = defaultdict(list)
     for watch in watches:
         if watch.side == "inside":
             inside[watch.module].append(watch.callback)
@@ -396,8 +396,7 @@ _OUR_MODES = (operations.AttentionCheck, operations.OperationMode)
 
 
 def _top_function_mode() -> object:
-    top: object = overrides._get_current_function_mode()  # type: ignore[no-untyped-call]
-    return top
+    return overrides._get_current_function_mode()  # type: ignore[no-untyped-call]
 
 
 @dataclass(eq=False)
@@ -502,7 +501,7 @@ def restoring(module: nn.Module) -> Installation:
         if not had_flag:
             vars(part).pop(CAPTURING, None)
 
-    steps: list[Step] = []
+    steps = []
     for part in module.modules():
         had_flag, before = CAPTURING in vars(part), set(part._forward_hooks)
         steps.append(_Afterwards(partial(without_hooks, part, had_flag, before)))
@@ -520,10 +519,9 @@ def foreign_hooks(module: nn.Module) -> tuple[int, ...]:
     >>> foreign_hooks(linear) == (handle.id,)
     True
     """
-    numbers = []
-    for number, hook in _hooks_on(module):
-        if not isinstance(hook, Watch):
-            numbers.append(number)
+    numbers = [
+        number for number, hook in _hooks_on(module) if not isinstance(hook, Watch)
+    ]
     return tuple(numbers)
 
 

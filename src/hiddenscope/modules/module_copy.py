@@ -53,14 +53,14 @@ def private_copy(
         else:
             replacements[id(tensor)] = _replacement(name, tensor, convert)
     # A copy shares what else belongs to weights.
-    shared: list[object] = [*state_objects(module)]
+    shared = [*state_objects(module)]
     for part in module.modules():
         for hook in weights.accelerate_hooks(part):
             # deepcopy would read every offloaded weight into memory.
             shared.append(getattr(hook, "weights_map", None))
             shared.append(getattr(hook, "tied_params_map", None))
     replacements |= {id(value): value for value in shared}
-    copied: nn.Module = copy.deepcopy(module, replacements)
+    copied = copy.deepcopy(module, replacements)
     for part in copied.modules():
         hooks.drop_hooks(part)
     # Sharing needs neither unpacked nor gathered weights.

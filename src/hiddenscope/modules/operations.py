@@ -100,8 +100,7 @@ class Operation:
 
         They are empty for a call in a form that is not understood.
         """
-        named = self.named
-        operands = tuple(named.get(name) for name in self._operand_names)
+        operands = tuple(map(self.named.get, self._operand_names))
         is_known = all(isinstance(operand, Tensor) for operand in operands)
         return cast(tuple[Tensor, ...], operands) if is_known else ()
 
@@ -223,10 +222,19 @@ class AttentionCheck(TorchFunctionMode):
             if function is functional.scaled_dot_product_attention:
                 function = self._attention
             elif function is functional.multi_head_attention_forward:
-                function = self._multi_head_attention()
-        if kwargs:
-            return function(*args, **kwargs)
-        return function(*args)
+                # A copy of torch's multi-head attention whose inner call is checked.
+                original = functional.multi_head_attention_forward
+                # torch suspends a mode while it handles a call, so the mode would not
+                # see the attention call inside. torch's own function and its globals
+                # stay as they are.
+                names = {
+                    **original.__globals__,
+                    "scaled_dot_product_attention": self._attention,
+                }
+                function = FunctionType(
+                    original.__code__, names, argdefs=original.__defaults__
+                )
+        return function(*args, **(kwargs or {}))
 
     def _attention(
         self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
@@ -245,23 +253,6 @@ class AttentionCheck(TorchFunctionMode):
             query, key, value, *args, **kwargs
         )
 
-    def _multi_head_attention(self) -> Callable[..., Any]:
-        """Return a copy of torch's multi-head attention whose inner call is checked."""
-        original = functional.multi_head_attention_forward
-        # torch suspends a mode while it handles a call, so the mode would not see the
-        # attention call inside. torch's own function and its globals stay as they are.
-        names = {
-            **original.__globals__,
-            "scaled_dot_product_attention": self._attention,
-        }
-        return FunctionType(
-            original.__code__,
-            names,
-            original.__name__,
-            original.__defaults__,
-            original.__closure__,
-        )
-
     def largest_share(self) -> float:
         """Return the largest input of a call, as a share of what its dtype holds.
 
@@ -271,7 +262,7 @@ class AttentionCheck(TorchFunctionMode):
             return 0.0
         sizes = torch.stack([size.cpu().double() for size in self._sizes])
         finite = sizes.isfinite()
-        if not bool(finite.all()):
+        if not finite.all():
             call = int(finite.logical_not().nonzero()[0]) + 1
             raise NotFinite(
                 "Cannot trust this pass",

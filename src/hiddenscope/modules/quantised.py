@@ -49,7 +49,17 @@ class QuantisedWeight(NamedTuple):
 
         A projection gets [output, input], however the original kept it.
         """
-        return _unpack(self.part, getattr(self.part, self.name))
+        weight = getattr(self.part, self.name)
+        if _library(weight) != "bitsandbytes":
+            # Older classes of torchao wrap the weight where activations are rounded.
+            inner = getattr(weight, "original_weight_tensor", weight)
+            numbers: Tensor = inner.dequantize()
+            return numbers.detach()
+        if _is_llm_int8(self.part):
+            scales = _int8_scales(self.part).to(weight.device)
+            rows: Tensor = weight.detach().float()
+            return rows * (scales.float() / 127)[:, None]
+        return _unpack_4bit(weight, weight.quant_state)
 
     @property
     def is_misread(self) -> bool:
@@ -144,7 +154,7 @@ def packed_tensors(part: nn.Module, name: str) -> Iterator[tuple[str, Tensor]]:
 
 def unpacked_shape(weight: Tensor) -> tuple[int, ...]:
     """Return the shape that a weight has once it is unpacked."""
-    state: Any = getattr(weight, "quant_state", None)
+    state = getattr(weight, "quant_state", None)
     return tuple(weight.shape if state is None else state.shape)
 
 
@@ -186,7 +196,7 @@ def plain_part(weight: QuantisedWeight, numbers: Tensor) -> nn.Module:
     """Build a plain module that computes with unpacked numbers."""
     from torch import nn
 
-    part: Any = weight.part
+    part = weight.part
     plain: nn.Module
     if isinstance(part, nn.Linear):
         rows, columns = numbers.shape
@@ -220,7 +230,7 @@ def refuse_packed_modules(module: nn.Module, task: str) -> None:
 def _configured_method(module: nn.Module) -> str:
     """Return the method that a config names, if only that knows the weights."""
     config = getattr(module, "config", None)
-    quantisation: Any = getattr(config, "quantization_config", None)
+    quantisation = getattr(config, "quantization_config", None)
     if quantisation is None or any(quantised_weights(module)):
         return ""
     if isinstance(quantisation, dict):
@@ -270,19 +280,6 @@ def _rounds_input(weight: Any) -> bool:
     if hasattr(weight, "input_quant_func"):
         return True
     return getattr(weight, "act_quant_kwargs", None) is not None
-
-
-def _unpack(part: nn.Module, weight: Any) -> Tensor:
-    if _library(weight) != "bitsandbytes":
-        # Older classes of torchao wrap the weight where activations are rounded.
-        inner = getattr(weight, "original_weight_tensor", weight)
-        numbers: Tensor = inner.dequantize()
-        return numbers.detach()
-    if _is_llm_int8(part):
-        scales = _int8_scales(part).to(weight.device)
-        rows: Tensor = weight.detach().float()
-        return rows * (scales.float() / 127)[:, None]
-    return _unpack_4bit(weight, weight.quant_state)
 
 
 def _unpack_4bit(weight: Tensor, state: Any) -> Tensor:

@@ -155,7 +155,7 @@ def config_values(config: Any) -> list[tuple[str, Any]]:
     alone, and refuses to compare those that it keeps for each layer.
     """
     values = []
-    waiting: list[tuple[str, Any]] = [("", config)]
+    waiting = [("", config)]
     for path, value in waiting:
         kind = type(value)
         if hasattr(kind, "to_diff_dict") or dataclasses.is_dataclass(kind):
@@ -181,7 +181,7 @@ class Memory:
         name = hashlib.sha256(text.encode()).hexdigest()[:32]
         self.path = folder / "trials" / f"{name}.json"
         self.recalled: set[str] = set()
-        self._outcomes: dict[str, Any] = self._read()
+        self._outcomes = self._read()
 
     def knows(self, name: str) -> bool:
         """Tell whether there is any outcome of this name."""
@@ -220,7 +220,7 @@ class Memory:
     def _read(self) -> dict[str, Any]:
         try:
             stored = json.loads(self.path.read_text("utf-8"))
-            outcomes: dict[str, Any] = stored["outcomes"]
+            outcomes = stored["outcomes"]
             intact = _checksum(outcomes) == stored["sha256"]
         except (OSError, ValueError, LookupError, TypeError):
             return {}

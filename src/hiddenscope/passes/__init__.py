@@ -11,6 +11,7 @@ edit               run a model while states change, or change them in the user's
 resume             enter the pass at a layer and run only the rest
 sweep              one text in many patched variants, each computed from its patch on
 jacobian           products with the Jacobians between the states of one text
+losses             how well runs predict the next tokens of texts
 unembed            the logits that a model makes of any rows of its last layer
 attention_weights  the weights of attention, computed beside the model's own kernel
 """

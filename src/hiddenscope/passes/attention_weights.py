@@ -10,7 +10,7 @@ values must be what the heads hand on.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from math import isfinite, sqrt
@@ -176,7 +176,14 @@ class _Watcher:
         module = self.model.module
         batch = inputs.pad(self.model)
         arguments = batch.arguments(module, masked=self.model.batching.needs_mask)
-        with hooks.watching(list(self._watches(module))):
+        watches = []
+        for part in self.attentions:
+            inside = module.get_submodule(part.layout.weights.path)
+            callback = self._operation_callback(part)
+            watches.append(hooks.Watch(inside, "inside", callback))
+            finish = partial(self._finish, part)
+            watches.append(part.projection.tap.watch(module, finish))
+        with hooks.watching(watches):
             hooks.call_module(module, arguments)
         self._compute()
         if self.missing:
@@ -185,13 +192,6 @@ class _Watcher:
                 "its attention was not called in this pass",
                 "Load the model again: it has been changed.",
             )
-
-    def _watches(self, module: nn.Module) -> Iterator[hooks.Watch]:
-        """Yield watches inside attentions, and of the inputs of their projections."""
-        for part in self.attentions:
-            inside = module.get_submodule(part.layout.weights.path)
-            yield hooks.Watch(inside, "inside", self._operation_callback(part))
-            yield part.projection.tap.watch(module, partial(self._finish, part))
 
     def _operation_callback(
         self, part: WatchedAttention

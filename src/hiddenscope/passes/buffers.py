@@ -245,7 +245,7 @@ class StackBuffer:
         for values in groups_of(self.finish()):
             for text in texts:
                 some = values[:, starts[text] : starts[text + 1]]
-                if not bool(some.isfinite().all()):
+                if not some.isfinite().all():
                     return False
         return True
 

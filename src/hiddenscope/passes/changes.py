@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import Tensor
 from hiddenscope.arguments import checked
 from hiddenscope.errors import NotFinite, StatesError
 from hiddenscope.passes.inputs import Inputs
+from hiddenscope.sites import Site
 
 
 @checked
@@ -46,6 +47,8 @@ class Replace:
 class Add:
     """Add `scale` times a vector `[width]`, or a row for each token, to a state.
 
+    Wherever a change takes a vector, it takes a `Direction` too, such as a feature.
+
     >>> Add([1.0, 2.0], scale=10).of(torch.zeros(1, 2))
     tensor([[10., 20.]])
     """
@@ -66,21 +69,28 @@ class Add:
 @checked
 @dataclass(frozen=True)
 class Scale:
-    """Multiply a state by a number; 0 removes it.
+    """Multiply a state by a number, or only what of it lies along a direction.
 
     >>> Scale(0.5).of(torch.ones(1, 2))
     tensor([[0.5000, 0.5000]])
+    >>> Scale(3, along=[0.0, 2.0]).of(torch.ones(1, 2))
+    tensor([[1., 3.]])
     """
 
     factor: float
     tokens: Any = None
+    along: Any = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "factor", _finite_number("Scale", self.factor))
+        if self.along is not None:
+            object.__setattr__(self, "along", _one_vector("Scale", self.along))
 
     def of(self, rows: Tensor) -> Tensor:
         """Return the changed rows [token, width]."""
-        return rows * self.factor
+        if self.along is None:
+            return rows * self.factor
+        return _scaled_along(rows, self.along, self.factor)
 
 
 @checked
@@ -96,40 +106,28 @@ class Project:
     tokens: Any = None
 
     def __post_init__(self) -> None:
-        direction = _numbers("Project", self.direction)
-        reason = ""
-        if direction.ndim != 1:
-            reason = f"it has the shape {list(direction.shape)}"
-        elif not bool(direction.any()):
-            reason = "it is zero"
-        if reason:
-            raise StatesError(
-                "Cannot project along this direction",
-                reason,
-                "Give one vector [width] that is not zero.",
-            )
+        direction = _one_vector("Project", self.direction)
         object.__setattr__(self, "direction", direction)
-
-    @property
-    def values(self) -> Tensor:
-        """Return the tensor that must be as wide as the state."""
-        direction: Tensor = self.direction
-        return direction
 
     def of(self, rows: Tensor) -> Tensor:
         """Return the changed rows [token, width]; computed in at least float32."""
-        wide = torch.promote_types(rows.dtype, torch.float32)
-        direction = self.values.to(torch.float64).cpu()
-        # Without this, the squares in the norm of an extreme vector leave the range.
-        direction = direction / direction.abs().max()
-        unit = (direction / direction.norm()).to(rows.device, wide)
-        states = rows.to(wide)
-        along = (states * unit).sum(-1, keepdim=True)
-        projected: Tensor = states - along * unit
-        return projected.to(rows.dtype)
+        return _scaled_along(rows, self.direction, 0.0)
 
 
 Change: TypeAlias = Replace | Add | Scale | Project | Callable[[Tensor], Tensor]
+
+
+# Where a change holds what must be as wide as the state: rows, or a direction.
+VECTORS = {Replace: "values", Add: "values", Scale: "along", Project: "direction"}
+
+
+def at_site(change: Any, site: Site, width: int) -> Any:
+    """Return a change with the vector that its direction has at a site."""
+    name = VECTORS.get(type(change), "")
+    direction: Any = getattr(change, name, None)
+    if not hasattr(direction, "vector_at"):
+        return change
+    return replace(change, **{name: direction.vector_at(site, width)})
 
 
 @dataclass(frozen=True)
@@ -239,7 +237,7 @@ def changed(change: Change, states: Tensor, where: Positions, site: object) -> T
 
 def check(change: Change, rows: int, width: int, site: object) -> None:
     """Refuse values that do not fit this many rows; -1 stands for any number."""
-    values = getattr(change, "values", None)
+    values = getattr(change, VECTORS.get(type(change), ""), None)
     if not isinstance(values, Tensor) or values.ndim == 0:
         return
     problem = (
@@ -309,11 +307,41 @@ def _positions(
     return positions
 
 
-def _numbers(name: str, values: Any) -> Tensor:
-    """Return values as a tensor of finite floating numbers.
+def _one_vector(name: str, values: Any) -> Any:
+    """Return a vector [width] that is not zero, or a direction."""
+    vector = _numbers(name, values)
+    if hasattr(vector, "vector_at") or (vector.ndim == 1 and vector.any()):
+        return vector
+    reason = "it is zero"
+    if vector.ndim != 1:
+        reason = f"it has the shape {list(vector.shape)}"
+    raise StatesError(
+        "Cannot project along this direction",
+        reason,
+        "Give one vector [width] that is not zero.",
+    )
+
+
+def _scaled_along(rows: Tensor, direction: Tensor, factor: float) -> Tensor:
+    """Return rows with their component along a direction multiplied by a factor."""
+    wide = torch.promote_types(rows.dtype, torch.float32)
+    direction = direction.to(torch.float64).cpu()
+    # Without this, the squares in the norm of an extreme vector leave the range.
+    direction = direction / direction.abs().max()
+    unit = (direction / direction.norm()).to(rows.device, wide)
+    states = rows.to(wide)
+    along = (states * unit).sum(-1, keepdim=True)
+    scaled: Tensor = states - (1 - factor) * along * unit
+    return scaled.to(rows.dtype)
+
+
+def _numbers(name: str, values: Any) -> Any:
+    """Return values as a tensor of finite floating numbers; a direction as it is.
 
     It is a copy, so that nobody changes them afterwards.
     """
+    if hasattr(values, "vector_at"):
+        return values
     problem = f"Cannot use the values of {name}"
     try:
         if isinstance(values, Tensor):
@@ -335,7 +363,7 @@ def _numbers(name: str, values: Any) -> Tensor:
         reason, remedy = "a meta tensor has no values", "Give a tensor with values."
     if reason:
         raise StatesError(problem, reason, remedy)
-    if not bool(torch.isfinite(tensor).all()):
+    if not torch.isfinite(tensor).all():
         raise NotFinite(
             problem, "there is a NaN or an infinity among them", "Give finite numbers."
         )

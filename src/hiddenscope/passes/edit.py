@@ -28,6 +28,7 @@ from hiddenscope.passes.changes import (
     Project,
     Replace,
     Scale,
+    at_site,
     changed,
     check,
 )
@@ -159,7 +160,7 @@ def plan(anatomy: Anatomy, changes: object) -> dict[Site, Change]:
                     "Give one change for each site.",
                 )
             _require_changeable(anatomy, site)
-            planned[site] = change
+            planned[site] = at_site(change, site, anatomy.width(site))
     return dict(sorted(planned.items()))
 
 
@@ -168,12 +169,11 @@ def _require_changeable(anatomy: Anatomy, site: Site) -> None:
     if site.is_inner:
         # A norm after attention makes what a head writes depend on the others.
         if site.index is not None and anatomy.projection(site).norm:
-            whole = "z" if site.kind.endswith("head") else "neurons"
             raise SiteError(
                 f"Cannot change {site} of {anatomy.name}",
                 "a norm comes after it, so that what it adds depends on what the others"
                 " add",
-                f"Change its columns of 'layer.{site.layer}.{site.branch}.{whole}'.",
+                f"Change its columns of '{site.whole}'.",
             )
         return
     stack = anatomy.stack(site)

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from hiddenscope.discovery import Tap
 from hiddenscope.errors import PassError
 from hiddenscope.modules import autograd, hooks
 from hiddenscope.modules.quantised import refuse_gradients
@@ -187,9 +186,29 @@ def tape(
         def cut(tensor: Tensor) -> Tensor | None:
             new = None
             if is_whole:
-                states[site], new = _cut(tap, tensor, tokens)
+                # End the graph here and let a leaf go on. Rows that are no tokens keep
+                # their own gradient.
+                rows = tap.layout.states(tensor, tokens)
+                leaf = rows.detach().requires_grad_()
+                in_order = (tap.layout.text, tap.layout.token) == (0, 1)
+                plain = in_order and rows.shape == tensor.shape
+                # A copy goes on, because a model may write over its input, and must not
+                # write over a leaf.
+                new = leaf.clone() if plain else tap.layout.with_states(tensor, leaf)
+                states[site] = State(
+                    rows[0], leaf, read=lambda gradient: gradient[:, 0]
+                )
             else:
-                states[site] = _beside_stream(tap, tensor, tokens)
+                # Leave the state as it is and remember its place in the graph: the
+                # tensor itself may be written over later.
+                live = tensor if tensor.requires_grad else tensor.requires_grad_()
+                value = tap.layout.states(live, tokens)[0].clone()
+
+                def read(gradient: Tensor) -> Tensor:
+                    rows = [tap.layout.states(vector, tokens)[0] for vector in gradient]
+                    return torch.stack(rows)
+
+                states[site] = State(value, None, get_gradient_edge(live), read)
             missing.discard(site)
             if stops and not missing:
                 raise hooks.Stopped
@@ -209,35 +228,6 @@ def tape(
     if missing:
         raise not_reached(model.anatomy, min(missing))
     return Tape(states, token_logits(output, batch, model) if logits else None)
-
-
-def _cut(tap: Tap, tensor: Tensor, tokens: int) -> tuple[State, Tensor]:
-    """End the graph here and let a leaf go on.
-
-    Rows that are no tokens keep their own gradient.
-    """
-    rows = tap.layout.states(tensor, tokens)
-    leaf = rows.detach().requires_grad_()
-    plain = rows.shape == tensor.shape and (tap.layout.text, tap.layout.token) == (0, 1)
-    # A copy goes on, because a model may write over its input, and must not write over
-    # a leaf.
-    new = leaf.clone() if plain else tap.layout.with_states(tensor, leaf)
-    return State(rows[0], leaf, read=lambda gradient: gradient[:, 0]), new
-
-
-def _beside_stream(tap: Tap, tensor: Tensor, tokens: int) -> State:
-    """Leave the state as it is and remember its place in the graph.
-
-    The tensor itself may be written over later.
-    """
-    live = tensor if tensor.requires_grad else tensor.requires_grad_()
-    value = tap.layout.states(live, tokens)[0].clone()
-
-    def read(gradient: Tensor) -> Tensor:
-        rows = [tap.layout.states(vector, tokens)[0] for vector in gradient]
-        return torch.stack(rows)
-
-    return State(value, None, get_gradient_edge(live), read)
 
 
 def _extended(gradient: Tensor, count: int) -> Tensor:

@@ -103,12 +103,10 @@ def make_pass(
     check_targets(model, inputs, sites, logits=logits)
     for site in sites:
         if grad and site.index is not None:
-            whole = "z" if site.kind.endswith("head") else "neurons"
-            inside = f"layer.{site.layer}.{site.branch}.{whole}"
             raise PassError(
                 f"No gradient at {site}",
-                f"what it adds is computed from {inside} beside the pass",
-                f"Take the gradient at {inside}, and its columns.",
+                f"what it adds is computed from {site.whole} beside the pass",
+                f"Take the gradient at {site.whole}, and its columns.",
             )
     if grad:
         refuse_gradients(model.module)
@@ -169,7 +167,7 @@ def run_pass(
     arguments = batch.arguments(module, masked=model.batching.needs_mask)
     shown = None
     if checks:
-        shown = _shown_blocks(model.anatomy, sites, logits=logits)
+        shown = shown_blocks(model.anatomy, sites, logits=logits)
     try:
         with (
             autograd.restored(inference=False),
@@ -189,7 +187,7 @@ def run_pass(
     return output
 
 
-def _shown_blocks(
+def shown_blocks(
     anatomy: Anatomy, sites: Sequence[Site], *, logits: bool
 ) -> int | None:
     """Count the blocks of a pass, if its last states show any NaN that came up in them.
@@ -252,7 +250,7 @@ def record_rows(
     if watcher.missing:
         raise not_reached(model.anatomy, min(watcher.missing))
     for site in sorted(states):
-        if not bool(states[site].isfinite().all()):
+        if not states[site].isfinite().all():
             raise NotFinite(
                 f"No finite state at {site} of {model.anatomy.name}",
                 "it holds a NaN or an infinity",
@@ -383,7 +381,7 @@ def token_logits(output: Any, batch: PaddedBatch, model: PassModel) -> Tensor:
     texts = batch.of_stack("decoder")
     rows = [logits[text, :length] for text, length in enumerate(texts.lengths)]
     real = torch.cat(rows)
-    if bool(real.isnan().any()):
+    if real.isnan().any():
         raise NotFinite(
             f"No logits of {model.anatomy.name}",
             "the logits hold a NaN and the states none",

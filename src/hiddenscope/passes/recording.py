@@ -10,9 +10,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from itertools import groupby
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -26,11 +27,11 @@ from hiddenscope.modules import autograd, calls, hooks
 from hiddenscope.modules.weights import check_finite
 from hiddenscope.passes.buffers import one_or_pair, stacks_in
 from hiddenscope.passes.inputs import Inputs, PassModel
-from hiddenscope.passes.record import Watcher
+from hiddenscope.passes.record import Watcher, record, shown_blocks
 from hiddenscope.passes.text_encoder import TextEncoder
 from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.states import Pair, Source, States, Tokens, join
-from hiddenscope.states.arrays import Floats, Ints
+from hiddenscope.states.arrays import Bools, Floats, Ints
 from hiddenscope.states.mixed import stack_sites
 
 
@@ -39,20 +40,52 @@ class ProbeScores:
     """The scores of probes by name, one row for each token, in float64.
 
     A score is what `decision_function` of the probe returns: a number, or one for each
-    of three or more classes.
+    of three or more classes; `readings` have the input of attention too. In a pass
+    that `continues` another, the first token is none of a text.
     """
 
     tokens: Tokens
-    scores: Mapping[str, Floats]
+    readings: Mapping[str, Floats]
+    probes: Mapping[str, Probe]
+    continues: bool = False
 
     def __getitem__(self, name: str) -> Floats:
-        return self.scores[name]
+        return self._probe(name).scores(self.readings[name])
+
+    def _probe(self, name: str) -> Probe:
+        if name not in self.probes:
+            reason = f"there are {', '.join(self.probes)}"
+            raise StatesError(f"No probe {str(name)[:40]!r}", reason, "Name one.")
+        return self.probes[name]
 
     def of(self, text: int) -> ProbeScores:
         """Return the scores of one text; -1 is the last."""
         rows = self.tokens.rows(text)
-        scores = {name: values[rows] for name, values in self.scores.items()}
-        return ProbeScores(self.tokens.of(text), scores)
+        readings = {name: values[rows] for name, values in self.readings.items()}
+        return replace(self, tokens=self.tokens.of(text), readings=readings)
+
+    def so_far(self, name: str) -> Floats:
+        """Return the score of each text up to each token, as the probe pools them."""
+        probe = self._probe(name)
+        starts = self.tokens.lengths.cumsum()[:-1]
+        texts = np.split(self.readings[name], starts)
+        return np.concatenate([probe.so_far(text) for text in texts])
+
+    def alarms(self, name: str) -> Bools:
+        """Return at which tokens a probe rings.
+
+        It does where the score of the text up to there is above its threshold, but not
+        at the first token of a text (see `Probe.threshold`).
+        """
+        threshold = self._probe(name).threshold_
+        if threshold is None:
+            raise StatesError(
+                f"No alarms of the probe {name[:40]!r}",
+                "it has no threshold",
+                "Call probe.threshold(negatives, false_positives=0.01) first.",
+            )
+        rings: Bools = self.so_far(name) > threshold.value
+        return rings & (self.continues | (self.tokens.positions > 0))
 
 
 def named_arguments(
@@ -115,6 +148,11 @@ def cached_tokens(cache: Any) -> int | None:
         return None
 
 
+# How many tokens a cache holds, and one tensor of it with a row for each text; None if
+# it does not show these.
+_CacheMark: TypeAlias = tuple[int | None, Tensor | None]
+
+
 @dataclass
 class UserPass:
     """A call of a module by the user, with its arguments by name."""
@@ -141,14 +179,13 @@ class UserPass:
 class RecordedPass(UserPass):
     """One pass of the user's, with its states [text, token, width].
 
-    `scores` are those of probes, of the tokens in the mask `scored`. A pass that
-    `continues` another began with tokens in its cache; `follows` says that the cache
-    was as the pass before had left it.
+    `readings` [text, token, output] of probes stay on the device until they are read,
+    so that no pass waits for them. A pass that `continues` another began with tokens in
+    its cache; `follows` says that the cache was as the pass before had left it.
     """
 
     states: dict[Site, Tensor] = field(default_factory=dict)
-    scores: dict[str, Floats] = field(default_factory=dict)
-    scored: Tensor | None = None
+    readings: dict[str, Tensor] = field(default_factory=dict)
     continues: bool = False
     follows: bool = False
 
@@ -159,6 +196,11 @@ class RecordedPass(UserPass):
             return torch.ones(tuple(shape), dtype=torch.bool)
         # With a cache the mask covers the tokens of earlier passes too.
         return mask[:, -called[1] :].bool().cpu()
+
+    def next_ids(self, stack: str | None) -> Tensor | None:
+        """Return the ids [text, 1] if it goes on with a token each, as `generate`."""
+        ids = self.argument(stack, "input_ids")
+        return ids if self.follows and ids is not None and ids.shape[1] == 1 else None
 
     def tokens(self, encoder: TextEncoder, stack: str | None, real: Tensor) -> Tokens:
         """Return the tokens that are no padding."""
@@ -174,13 +216,16 @@ class RecordedPass(UserPass):
 class Recording:
     """The recorded states: `passes` has those of each pass, `states` all of them.
 
-    `scored` has the scores of probes for each pass, `scores` those of all.
+    `scored` has the scores of probes for each pass, `scores` those of all. `ends` are
+    the tokens at which `generate` ends a text.
     """
 
     anatomy: Anatomy
     text_encoder: TextEncoder
     sources: Mapping[str | None, Source]
+    probes: dict[str, Probe] = field(default_factory=dict)
     scored_stack: str | None = None
+    ends: Sequence[int] = ()
     recorded: list[RecordedPass] = field(default_factory=list)
 
     @property
@@ -217,13 +262,45 @@ class Recording:
     @property
     def scored(self) -> list[ProbeScores]:
         """Return the scores of the probes in each pass, of real tokens only."""
-        scored = []
-        stack = self.scored_stack
-        for recorded in self.recorded:
-            if recorded.scored is not None:
-                tokens = recorded.tokens(self.text_encoder, stack, recorded.scored)
-                scored.append(ProbeScores(tokens, recorded.scores))
-        return scored
+        passes = [part for part in self.recorded if part.readings]
+        return list(map(self._scores_of, passes, self._unfinished(passes)))
+
+    def _unfinished(self, passes: Sequence[RecordedPass]) -> list[Tensor]:
+        """Return which texts [text, 1] have not ended in each pass.
+
+        `generate` pads a text that ended, and its mask does not say so. A text ended at
+        a generated end after which one and the same token is repeated.
+        """
+        unfinished = [torch.ones(1, 1, dtype=torch.bool)] * len(passes)
+        steps = [part.next_ids(self.scored_stack) for part in passes]
+        numbered = enumerate(steps)
+        for is_step, run in groupby(numbered, lambda item: item[1] is not None):
+            if is_step:
+                places, ids = zip(*run, strict=True)
+                text = torch.cat(ids, 1).cpu()
+                ended = torch.isin(text, torch.tensor(self.ends, dtype=text.dtype))
+                # How often the tokens after each change.
+                changes = (text[:, 1:-1] != text[:, 2:]).flip(1).cumsum(1).flip(1)
+                ended[:, :-2] &= changes == 0
+                goes_on = ended.cumsum(1) == 0
+                unfinished[places[0] : places[-1] + 1] = torch.split(goes_on, 1, 1)
+        return unfinished
+
+    def _scores_of(self, recorded: RecordedPass, unfinished: Tensor) -> ProbeScores:
+        """Return the scores of one pass, once they are known to be finite."""
+        readings = {}
+        shape = next(iter(recorded.readings.values())).shape[:2]
+        real = recorded.real(self.scored_stack, shape) & unfinished
+        for name, values in recorded.readings.items():
+            readings[name] = values.cpu()[real].double().numpy()
+            if not np.isfinite(readings[name]).all():
+                raise StatesError(
+                    f"Cannot score tokens by the probe {name[:40]!r}",
+                    "a state that it reads has a NaN or an infinity",
+                    "Load the model in a wider dtype.",
+                )
+        tokens = recorded.tokens(self.text_encoder, self.scored_stack, real)
+        return ProbeScores(tokens, readings, self.probes, recorded.continues)
 
     @property
     def scores(self) -> ProbeScores:
@@ -231,11 +308,11 @@ class Recording:
 
         A pass with a cache goes on with the texts of the pass before it, as `generate`
         makes them; any other begins new texts. The last token that was generated has
-        no score: nothing was computed from it. If the cache was changed between two
+        no score: nothing was computed from it; nor have pads after a text that ended
+        while others of its batch went on. If the cache was changed between two
         passes, as by beam search, no row need be one text, which is an error.
         """
-        recorded = [part for part in self.recorded if part.scored is not None]
-        for later in recorded[1:]:
+        for later in [part for part in self.recorded if part.readings][1:]:
             if later.continues and not later.follows:
                 raise PassError(
                     "Cannot join the scores of these passes",
@@ -244,7 +321,33 @@ class Recording:
                     " reorders rows, and assisted generation rejects tokens)",
                     "Read `rec.scored`, the scores of each pass.",
                 )
-        return _joined(self.scored, [part.continues for part in recorded])
+        parts = self.scored
+        # The number of the first text of a pass, and of its texts.
+        first = count = 0
+        texts: list[Ints] = []
+        for part in parts:
+            if not part.continues or not texts:
+                first += count
+                count = part.tokens.count
+            texts.append(first + part.tokens.text)
+        if not texts:
+            raise PassError(
+                "No scores of probes",
+                "no pass was run inside the `with`, or no probes were given",
+                "Give probes=, and call the module there.",
+            )
+        text = np.concatenate(texts)
+        # The parts of each text stand together, one text after another.
+        order = np.argsort(text, kind="stable")
+        ids = np.concatenate([part.tokens.ids for part in parts])[order]
+        ends = np.bincount(text, minlength=first + count).cumsum()[:-1]
+        rows = tuple(tuple(row.tolist()) for row in np.split(ids, ends))
+        joined = {}
+        for name in self.probes:
+            readings = [part.readings[name] for part in parts]
+            joined[name] = np.concatenate(readings)[order]
+        tokens = self.text_encoder.tokens(Inputs(rows))
+        return ProbeScores(tokens, joined, self.probes)
 
     def _stack(self, recorded: RecordedPass, stack: str | None) -> States:
         """Return the states of one stack, with padding left out on either side."""
@@ -263,14 +366,15 @@ def recording(
     model: PassModel | nn.Module,
     sites: SitePatterns | None = None,
     *,
-    probes: Mapping[str, Probe] | Probe | None = None,
+    probes: Mapping[str, Probe] | Sequence[Probe] | Probe | None = None,
 ) -> Iterator[Recording]:
     """Keep the states of every pass that is run inside the `with`.
 
     `model` is a Model, or a module, whose states are then found and proved first.
     Every layer and final are kept, or `sites`. `probes` score each token as it is
-    computed, by what each reads at its own site; then only the states at `sites` are
-    kept, and none without.
+    computed, by what each reads at its own site, by which those of a list are named;
+    then only the states at `sites` are kept, and none without. A text of a batch is
+    scored until it ends, if the generation config of the module says by what token.
 
     >>> import torch
     >>> import hiddenscope as hs
@@ -301,16 +405,28 @@ def recording(
     if not isinstance(model, nn.Module):
         encoder = model.text_encoder
         sources = {name: model.source(name) for name in sources}
-    recorded = Recording(anatomy, encoder, sources)
+    generation: Any = getattr(module, "generation_config", None)
+    end = getattr(generation, "eos_token_id", None)
+    ends = [] if end is None else np.ravel(end).tolist()
+    recorded = Recording(anatomy, encoder, sources, ends=ends)
     check_finite(module)
     if sites is None:
         sites = EVERYTHING if probes is None else ()
     scoring = {} if probes is None else _probes_by_site(probes, anatomy)
-    for site in scoring:
+    for site, by_name in scoring.items():
         recorded.scored_stack = site.stack
+        recorded.probes |= by_name
     follower = _PassFollower(recorded, module, anatomy.select(sites), scoring)
     watches = follower.watches()
-    checked = hooks.finite_attention(module)
+    shown = None
+    if scoring and not follower.sites:
+        # Scores of states that are not finite are refused, so that none goes unseen.
+        shown = shown_blocks(anatomy, tuple(scoring), logits=False)
+    if shown is not None and not isinstance(model, nn.Module):
+        # A pass shows that attention has room, so that no later one need be checked.
+        trial = partial(record, model, [[0, 1, 2]], tuple(scoring), keep="device")
+        model.trials.once("attention has room", trial, key=shown)
+    checked = hooks.finite_attention(module, shown=shown)
     # Where a `torch.no_grad` of the user's ends, torch asks the check of attention
     # before it turns gradients on again. Ctrl-C at that moment would leave them off.
     unchanged = autograd.restored_after_error()
@@ -319,16 +435,23 @@ def recording(
 
 
 def _probes_by_site(
-    probes: Mapping[str, Probe] | Probe, anatomy: Anatomy
+    probes: Mapping[str, Probe] | Sequence[Probe] | Probe, anatomy: Anatomy
 ) -> dict[Site, dict[str, Probe]]:
     """Find the sites of probes in a model, and check that they fit.
 
-    A single probe is named by its site.
+    Those without names are named by their sites; if the third repeats one, it is
+    "layer.1 (3)".
     """
-    if isinstance(probes, Probe):
-        probes = {probes.site or "probe": probes}
     by_site: dict[Site, dict[str, Probe]] = {}
-    by_name: Mapping[str, Any] = probes
+    by_name: dict[str, Any] = {}
+    if isinstance(probes, Mapping):
+        by_name |= probes
+    else:
+        for probe in [probes] if isinstance(probes, Probe) else probes:
+            name = site_name = getattr(probe, "site", "") or "probe"
+            while name in by_name:
+                name = f"{site_name} ({len(by_name) + 1})"
+            by_name[name] = probe
     for name, probe in by_name.items():
         problem = f"Cannot use the probe {str(name)[:60]!r} in this recording"
         if not isinstance(probe, Probe):
@@ -361,73 +484,17 @@ def _probes_by_site(
     return by_site
 
 
-def _joined(parts: Sequence[ProbeScores], continues: Sequence[bool]) -> ProbeScores:
-    """Join the scores of passes: one that continues goes on with the same texts."""
-    # The number of the first text of a pass, and of its texts.
-    first = count = 0
-    texts: list[Ints] = []
-    for part, goes_on in zip(parts, continues, strict=True):
-        if not goes_on or not texts:
-            first += count
-            count = part.tokens.count
-        elif part.tokens.count != count:
-            raise PassError(
-                "Cannot join the scores of these passes",
-                f"one goes on with {part.tokens.count} texts after a pass over {count}",
-                "Read `rec.scored`, the scores of each pass.",
-            )
-        texts.append(first + part.tokens.text)
-    if not texts:
-        raise PassError(
-            "No scores of probes",
-            "no pass was run inside the `with`, or no probes were given",
-            "Give probes=, and call the module there.",
-        )
-    text = np.concatenate(texts)
-    # The parts of each text stand together, one text after another.
-    order = np.argsort(text, kind="stable")
-    lengths = np.bincount(text, minlength=first + count)
-    strings: list[str] = []
-    for part in parts:
-        strings += part.tokens.strings
-    tokens = Tokens(
-        None,
-        text=text[order],
-        positions=np.concatenate([np.arange(length) for length in lengths]),
-        ids=np.concatenate([part.tokens.ids for part in parts])[order],
-        strings=tuple(strings[row] for row in order),
-        count=first + count,
-    )
-    joined = {}
-    for name in parts[0].scores:
-        joined[name] = np.concatenate([part.scores[name] for part in parts])[order]
-    return ProbeScores(tokens, joined)
+def _is_left(mark: _CacheMark, now: _CacheMark) -> bool:
+    """Tell whether a cache still holds what it held, in the same rows."""
+    (length, rows), (length_now, rows_now) = mark, now
+    if rows is None or rows_now is None or length != length_now:
+        return False
+    # Every change of the rows makes a new tensor.
+    return rows is rows_now or torch.equal(rows.cpu(), rows_now.cpu())
 
 
-@dataclass(frozen=True, eq=False)
-class _CacheMark:
-    """What a cache held at the end of a pass: how many tokens, and one tensor of it.
-
-    The tensor has a row for each text. It is None if the cache shows none.
-    """
-
-    length: int | None
-    rows: Tensor | None
-
-    @classmethod
-    def of(cls, cache: Any) -> _CacheMark:
-        """Mark a cache as it is now."""
-        return cls(cached_tokens(cache), next(_tensors(cache), None))
-
-    def is_left(self, cache: Any) -> bool:
-        """Tell whether a cache still holds what it held, in the same rows."""
-        now = _CacheMark.of(cache)
-        if self.rows is None or now.rows is None or self.length != now.length:
-            return False
-        # Every change of the rows makes a new tensor.
-        if self.rows is now.rows:
-            return True
-        return torch.equal(self.rows.cpu(), now.rows.cpu())
+def _mark(cache: Any) -> _CacheMark:
+    return cached_tokens(cache), next(_tensors(cache), None)
 
 
 def _tensors(cache: Any) -> Iterator[Tensor]:
@@ -458,7 +525,8 @@ class _PassFollower:
     sites: Sequence[Site]
     probes: Mapping[Site, Mapping[str, Probe]]
     current: RecordedPass | None = None
-    cache_mark: _CacheMark | None = None
+    cache_mark: _CacheMark = (None, None)
+    on_device: dict[Any, list[Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         watched = sorted({*self.sites, *self.probes})
@@ -479,17 +547,17 @@ class _PassFollower:
             root is not self.module
             and self.current is not None
             and not self.current.states
-            and not self.current.scores
+            and not self.current.readings
         ):
             return
         arguments = named_arguments(root, args, kwargs)
         cache = arguments.get("past_key_values")
-        mark, self.cache_mark = self.cache_mark, None
+        mark, self.cache_mark = self.cache_mark, (None, None)
         self.current = RecordedPass(
             root,
             arguments,
             continues=cached_tokens(cache) != 0,
-            follows=mark is not None and mark.is_left(cache),
+            follows=_is_left(mark, _mark(cache)),
         )
         self.watcher.begin()
 
@@ -504,15 +572,26 @@ class _PassFollower:
         called = self.current.shape(site.stack)
         length = tap.layout.length(tensor) if called is None else called[1]
         states = tap.layout.states(tensor.detach(), length)
-        probes = self.probes.get(site, {})
-        if probes and self.current.scored is None:
-            self.current.scored = self.current.real(site.stack, states.shape[:2])
-        for name, probe in probes.items():
-            assert self.current.scored is not None
-            rows = states[self.current.scored.to(states.device)]
-            self.current.scores[name] = probe.decision_function(rows)
+        for name, probe in self.probes.get(site, {}).items():
+            self.current.readings[name] = self._read(probe, states)
         if site in self.sites:
             self.current.states[site] = states.to("cpu", copy=True)
+
+    def _read(self, probe: Probe, states: Tensor) -> Tensor:
+        """Return the readings of a probe, on the device of the states.
+
+        On a CPU they are those of `decision_function`, bit for bit.
+        """
+        if states.device.type == "cpu":
+            rows = states.flatten(0, 1).double().numpy()
+            coef, intercept = probe.outputs
+            readings = np.vecdot(rows[:, None], coef[None]) + intercept
+            return torch.from_numpy(readings).view(*states.shape[:2], -1)
+        key = id(probe), states.device
+        if key not in self.on_device:
+            parts = [torch.from_numpy(part).float() for part in probe.outputs]
+            self.on_device[key] = [part.to(states.device) for part in parts]
+        return nn.functional.linear(states.float(), *self.on_device[key])
 
     def _end(self, root: nn.Module, output: Any) -> None:
         current = self.current
@@ -522,4 +601,4 @@ class _PassFollower:
             if self.probes:
                 cache = current.arguments.get("past_key_values")
                 returned = getattr(output, "past_key_values", cache)
-                self.cache_mark = _CacheMark.of(returned)
+                self.cache_mark = _mark(returned)

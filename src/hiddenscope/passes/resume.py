@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import starmap
 from typing import Any
 
 import torch
@@ -212,11 +213,23 @@ def _try_skipping(model: PassModel, name: str | None, padded: bool) -> SkipTrial
                 full = _full_pass(model, inputs)
             for layer in sorted(layers):
                 entry = Site(layer, "", name)
+                values = Replace(full.states[entry])
+                sites = _select_above(model, entry, None)
                 with hooks.watching([with_cache(model.module, cached)]):
-                    equal = _resumes_equal(
-                        model, inputs, full, entry, tuple(forms.values())
+                    again = _enter(
+                        model,
+                        inputs,
+                        entry,
+                        values,
+                        sites,
+                        tuple(forms.values()),
+                        logits=full.logits is not None,
                     )
-                if not equal:
+                pairs = [(full.states[site], again.states[site]) for site in sites]
+                if full.logits is not None:
+                    assert again.logits is not None
+                    pairs.append((full.logits, again.logits))
+                if not all(starmap(torch.equal, pairs)):
                     with_or_without = "with" if cached else "without"
                     return (
                         f"skipping the blocks below {entry}, {with_or_without} a"
@@ -236,21 +249,6 @@ def _try_skipping(model: PassModel, name: str | None, padded: bool) -> SkipTrial
             raise
         refused = f"skipping blocks stopped with {type(error).__name__}: {error}"
     return SkipTrial(() if refused else tuple(forms.values()), refused)
-
-
-def _resumes_equal(
-    model: PassModel, inputs: Inputs, full: Pass, entry: Site, forms: Sequence[Any]
-) -> bool:
-    """Tell whether resuming a full pass with its own states gives it bit for bit."""
-    values = Replace(full.states[entry])
-    sites = _select_above(model, entry, None)
-    has_logits = full.logits is not None
-    resumed = _enter(model, inputs, entry, values, sites, forms, logits=has_logits)
-    if full.logits is not None:
-        assert resumed.logits is not None
-        if not torch.equal(full.logits, resumed.logits):
-            return False
-    return all(torch.equal(full.states[site], resumed.states[site]) for site in sites)
 
 
 def with_cache(module: nn.Module, cached: bool) -> hooks.Watch:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -285,7 +285,7 @@ def sweep(
             logits = run.logits(batch, start)
             if isinstance(at, int):
                 logits = logits[:, 0]
-            if bool(logits.isnan().any()):
+            if logits.isnan().any():
                 raise NotFinite(
                     f"No logits of {model.anatomy.name}",
                     "there is a NaN among them",
@@ -653,7 +653,16 @@ def shortcuts_of(model: PassModel) -> Shortcuts:
 
 def _try_shortcuts(model: PassModel) -> Shortcuts:
     """Try all shortcuts together on a few variants of a short text, then a batch."""
-    sites = _trial_sites(model)
+    # Three layers of each stack, and what its middle attention adds.
+    candidates: list[Site] = []
+    for stack in model.anatomy.stacks:
+        name = stack.name if model.encoder_decoder else None
+        middle = (stack.depth + 1) // 2
+        for layer, part in ((0, ""), (middle, "attn"), (middle, ""), (stack.depth, "")):
+            with suppress(LookupError):
+                plan(model.anatomy, {Site(layer, part, name): lambda states: states})
+                candidates.append(Site(layer, part, name))
+    sites = tuple(dict.fromkeys(candidates))
     unpatched, other = run_unpatched(model, trial_inputs(model), sites)
     at = len(unpatched.input_ids()) - 1
     variants: list[Variant] = []
@@ -693,26 +702,6 @@ def _try_shortcuts(model: PassModel) -> Shortcuts:
             return replace(shortcuts, notes=tuple(notes))
         notes.append(f"Every variant was run {left_out}: tried otherwise, {failure}.")
     return Shortcuts(batched=False, notes=tuple(notes))
-
-
-def _trial_sites(model: PassModel) -> tuple[Site, ...]:
-    """Return three layers of each stack, and what its middle attention adds."""
-    sites: list[Site] = []
-    for stack in model.anatomy.stacks:
-        name = stack.name if model.encoder_decoder else None
-        middle = (stack.depth + 1) // 2
-        for site in (
-            Site(0, "", name),
-            Site(middle, "attn", name),
-            Site(middle, "", name),
-            Site(stack.depth, "", name),
-        ):
-            try:
-                plan(model.anatomy, {site: lambda states: states})
-            except LookupError:
-                continue
-            sites.append(site)
-    return tuple(dict.fromkeys(sites))
 
 
 def _why_not_joined(model: PassModel) -> str:

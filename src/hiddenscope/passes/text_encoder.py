@@ -505,7 +505,7 @@ class TextEncoder:
                 raise self._too_long(number, f"{length:,}")
         try:
             outside = (inputs.flat < 0) | (inputs.flat >= self.vocabulary)
-            if not bool(outside.any()):
+            if not outside.any():
                 return
         except OverflowError:
             # An id does not fit into 64 bits.

@@ -15,44 +15,41 @@ from typing import TYPE_CHECKING
 from hiddenscope.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from hiddenscope.results.report import Facts as Facts
-    from hiddenscope.results.report import Report as Report
-    from hiddenscope.results.report import frozen as frozen
-    from hiddenscope.results.result import Look as Look
-    from hiddenscope.results.result import Result as Result
-    from hiddenscope.results.result import to_bytes as to_bytes
-    from hiddenscope.results.story import Aside as Aside
-    from hiddenscope.results.story import Explanation as Explanation
-    from hiddenscope.results.story import Listing as Listing
-    from hiddenscope.results.story import Section as Section
-    from hiddenscope.results.story import Table as Table
-    from hiddenscope.results.story import findings_in as findings_in
-    from hiddenscope.results.story import findings_of as findings_of
-    from hiddenscope.results.story import story_of as story_of
-    from hiddenscope.results.story import table_of as table_of
-    from hiddenscope.results.story import tables_of as tables_of
-    from hiddenscope.results.story import views_of as views_of
+    from hiddenscope.results.report import Facts, Report, frozen
+    from hiddenscope.results.result import Look, Result, to_bytes
+    from hiddenscope.results.story import (
+        Aside,
+        Explanation,
+        Listing,
+        Section,
+        Table,
+        findings_in,
+        findings_of,
+        story_of,
+        table_of,
+        tables_of,
+        views_of,
+    )
+
+__all__ = [
+    "Aside",
+    "Explanation",
+    "Facts",
+    "Listing",
+    "Look",
+    "Report",
+    "Result",
+    "Section",
+    "Table",
+    "findings_in",
+    "findings_of",
+    "frozen",
+    "story_of",
+    "table_of",
+    "tables_of",
+    "to_bytes",
+    "views_of",
+]
 
 if not TYPE_CHECKING:
-    __getattr__ = lazy_names(
-        __name__,
-        {
-            "Facts": "report",
-            "Report": "report",
-            "frozen": "report",
-            "Look": "result",
-            "Result": "result",
-            "to_bytes": "result",
-            "Aside": "story",
-            "Explanation": "story",
-            "Listing": "story",
-            "Section": "story",
-            "Table": "story",
-            "findings_in": "story",
-            "findings_of": "story",
-            "story_of": "story",
-            "table_of": "story",
-            "tables_of": "story",
-            "views_of": "story",
-        },
-    )
+    __getattr__ = lazy_names(__name__, __all__, "report", "story", "result")

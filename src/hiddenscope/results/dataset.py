@@ -108,7 +108,7 @@ def token_coords(
     strings: list[str] = []
     for of_stack in tokens:
         strings += of_stack.strings
-    columns: dict[str, AnyArray] = {
+    columns = {
         "text": np.concatenate([of_stack.text for of_stack in tokens]),
         "position": np.concatenate([of_stack.positions for of_stack in tokens]),
         "id": np.concatenate([of_stack.ids for of_stack in tokens]),

@@ -39,7 +39,14 @@ def grid_of(
     result if it has any.
     """
     data = result.data.isel(token=slice(MOST_TOKENS), missing_dims="ignore")
-    words = words_of(data)
+    # The first strings over site, token and rank, with the first numbers over the same
+    # as their probabilities.
+    ranked = [v.transpose(*RANKED) for v in data.values() if set(v.dims) == set(RANKED)]
+    strings = [variable.to_numpy() for variable in ranked if not numeric(variable)]
+    numbers = [variable.to_numpy() for variable in ranked if numeric(variable)]
+    words = None
+    if strings:
+        words = Words.of(strings[0], numbers[0] if numbers else None)
     measures = [measure_of(data[name]) for name in names]
     # Words alone need a colour too.
     if not measures and words is not None and words.probabilities is not None:
@@ -79,18 +86,6 @@ def measure_of(variable: "xarray.DataArray") -> Measure:
     return Measure(name, variable.transpose(*CELLS).to_numpy(), unit, meaning, scale)
 
 
-def words_of(data: "xarray.Dataset") -> Words | None:
-    """Return the first strings over site, token and rank, with the first numbers over
-    the same as their probabilities.
-    """
-    ranked = [v.transpose(*RANKED) for v in data.values() if set(v.dims) == set(RANKED)]
-    strings = [variable for variable in ranked if not numeric(variable)]
-    numbers = [variable.to_numpy() for variable in ranked if numeric(variable)]
-    if not strings:
-        return None
-    return Words.of(strings[0].to_numpy(), numbers[0] if numbers else None)
-
-
 def shown_texts(data: "xarray.Dataset") -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Return the texts that stand side by side, and the text that each token belongs
     to.
@@ -103,7 +98,7 @@ def shown_texts(data: "xarray.Dataset") -> tuple[tuple[str, ...], tuple[int, ...
         stacks = data["stack"].to_numpy().tolist()
     columns = list(zip(stacks, numbers, strict=True))
     strings: list[str] = []
-    places: dict[tuple[str, int], int] = {}
+    places = {}
     for stack, number in columns:
         if (stack, number) in places:
             continue
@@ -118,26 +113,10 @@ def tokens_with_gaps(data: "xarray.Dataset", prefix: str) -> tuple[str | None, .
     """Return the tokens of one of two aligned texts, None where it has a gap."""
     strings = data[f"{prefix}string"].to_numpy().tolist()
     positions = data[f"{prefix}position"].to_numpy().tolist()
-    tokens: list[str | None] = []
+    tokens = []
     for string, position in zip(strings, positions, strict=True):
         tokens.append(None if position < 0 else string)
     return tuple(tokens)
-
-
-def lines_of(result: "Result", along: str, names: Sequence[Hashable]) -> Lines:
-    """Draw the named variables along one dimension, each as a line."""
-    variables = [result.data[name] for name in names]
-    series = [Series(long_name(v), v.to_numpy()) for v in variables]
-    attrs = variables[0].attrs
-    return Lines(
-        title_of(result, names),
-        labels(result.data, along),
-        tuple(series),
-        x_name=along,
-        y_name=series[0].name if len(series) == 1 else "",
-        unit=str(attrs.get("units", "")),
-        scale=attrs.get("scale", "linear"),
-    )
 
 
 def pair_grid(
@@ -243,5 +222,16 @@ def by_dimensions(result: "Result") -> Iterator[View]:
     grid = grid_of(result, cells)
     if grid is not None:
         yield grid
-    for axes in sorted(series):
-        yield lines_of(result, axes[0], series[axes])
+    # Each as a line.
+    for (along, unit, _), names in sorted(series.items()):
+        variables = [result.data[name] for name in names]
+        lines = [Series(long_name(v), v.to_numpy()) for v in variables]
+        yield Lines(
+            title_of(result, names),
+            labels(result.data, along),
+            tuple(lines),
+            x_name=along,
+            y_name=lines[0].name if len(lines) == 1 else "",
+            unit=unit,
+            scale=variables[0].attrs.get("scale", "linear"),
+        )

@@ -25,9 +25,8 @@ from typing import (
 import numpy as np
 
 from hiddenscope.errors import StatesError
-from hiddenscope.files import UNSEALED, seal
+from hiddenscope.files import UNSEALED, printable, seal
 from hiddenscope.results.report import plain_fields
-from hiddenscope.results.sentences import printable
 from hiddenscope.sites import Site
 
 if TYPE_CHECKING:
@@ -305,27 +304,22 @@ def _write_json(result: "Result", path: Path) -> None:
         elif array.dtype.kind == "f":
             # Among numbers, the word "NaN" can only be a number. In facts it may also
             # be text, so `tag` wraps it there.
-            flat = _shortest_floats(array)
+            # The shortest numbers that come back exactly are written: a float32 of 0.1
+            # as 0.1, not as 0.10000000149011612.
+            short = np.array([float(str(value)) for value in array.flat])
+            exact = array.astype(np.float64).ravel()
+            # A short number is rounded twice, to float64 and then to the dtype, which
+            # seldom ends at a neighbour (7.038531e-26 of float32). NaN is not equal to
+            # itself.
+            comes_back = short.astype(array.dtype) == array.ravel()
+            values = np.where(comes_back, short, exact).tolist()
+            flat = [_NOT_FINITE.get(str(value), value) for value in values]
         variable["values"] = text_array(flat).reshape(array.shape).tolist()
     # The seal is a checksum of the file. It takes the place of UNSEALED once the rest
     # is written.
     text = json.dumps({"seal": UNSEALED, **header}, indent=1, allow_nan=False)
     path.write_text(text, "ascii")
     seal(path)
-
-
-def _shortest_floats(array: Array) -> list[float | str]:
-    """Return the shortest numbers that come back exactly; NaN and infinity are words.
-
-    A float32 of 0.1 is written as 0.1, not as 0.10000000149011612.
-    """
-    short = np.array([float(str(value)) for value in array.flat])
-    exact = array.astype(np.float64).ravel()
-    # A short number is rounded twice, to float64 and then to the dtype, which seldom
-    # ends at a neighbour (7.038531e-26 of float32). NaN is not equal to itself.
-    comes_back = short.astype(array.dtype) == array.ravel()
-    values = np.where(comes_back, short, exact).tolist()
-    return [_NOT_FINITE.get(str(value), value) for value in values]
 
 
 def _read_json(path: Path) -> Contents:

@@ -62,7 +62,7 @@ class Measure:
 
     def __post_init__(self) -> None:
         _check_choices(self, meaning=Meaning, scale=ColourScale)
-        values: ArrayLike | None = self.values
+        values = self.values
         if self.influence is not None:
             name = f"the influence of {self.name!r}"
             influence = floats(self.influence, name, (None,) * 4)
@@ -136,7 +136,7 @@ class Words:
     def of(cls, strings: ArrayLike, probabilities: ArrayLike | None = None) -> "Words":
         """Make words of strings `[site, token, rank]`, "" where there is none."""
         array = np.asarray(strings, dtype=object)
-        index_of: dict[str, int] = {"": -1}
+        index_of = {"": -1}
         for word in array.flat:
             index_of.setdefault(word, len(index_of) - 1)
         indices = np.array([index_of[word] for word in array.flat], dtype=np.int32)
@@ -520,7 +520,7 @@ def by_order(rows: Sequence[str], count: int) -> tuple[float, ...]:
     >>> by_order(("a", "a", "a", "b"), 4)
     (0.0, 0.5, 1.0, 0.0)
     """
-    depths: list[float] = []
+    depths = []
     for run in runs(rows, count):
         last = max(1, len(run) - 1)
         depths += [place / last for place in range(len(run))]
@@ -541,25 +541,21 @@ def shown_first(
     rows_of_panels = runs(rows, len(depths))
     longest = max(rows_of_panels, key=len)
     if len(longest) > FIRST + 1:
-        wanted = _spread([depths[panel] for panel in named])
+        # Spread depths evenly, then move the nearest inner one to each named depth.
+        wanted = [place / (FIRST - 1) for place in range(FIRST)]
+        # The first and the last depth stay: they show where a model begins and ends.
+        free = set(range(1, FIRST - 1))
+        for depth in dict.fromkeys([depths[panel] for panel in named]):
+            if free and 0 < depth < 1:
+                nearest = min(free, key=lambda place: abs(wanted[place] - depth))
+                free.discard(nearest)
+                wanted[nearest] = depth
+        wanted = sorted(wanted)
     elif len(rows_of_panels) > 1:
         wanted = [depths[panel] for panel in longest]
     else:
         return ()
     return tuple(_nearest(panels, depths, wanted) for panels in rows_of_panels)
-
-
-def _spread(named: Sequence[float]) -> list[float]:
-    """Spread depths evenly, then move the nearest inner one to each named depth."""
-    wanted = [place / (FIRST - 1) for place in range(FIRST)]
-    # The first and the last depth stay: they show where a model begins and ends.
-    free = set(range(1, FIRST - 1))
-    for depth in dict.fromkeys(named):
-        if free and 0 < depth < 1:
-            nearest = min(free, key=lambda place: abs(wanted[place] - depth))
-            free.discard(nearest)
-            wanted[nearest] = depth
-    return sorted(wanted)
 
 
 def _nearest(

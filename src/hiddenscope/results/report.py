@@ -55,6 +55,11 @@ def frozen(kind: type[R]) -> type[R]:
     return dataclass(frozen=True, kw_only=True)(kind)
 
 
+def known(number: float) -> float | None:
+    """Return None for NaN, which JSON does not have."""
+    return number if number == number else None
+
+
 class Absent(Enum):
     """The default of a field that may be None in the facts, and may not be there."""
 
@@ -70,6 +75,22 @@ ABSENT = Absent.ABSENT
 @frozen
 class Report:
     """What an analysis found."""
+
+
+@frozen
+class Estimate:
+    """A number of texts with its 95% interval; None where there is none."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+    @property
+    def side(self) -> int:
+        """Return the side of zero on which the whole interval is; 0 if it holds it."""
+        if self.low is None or self.high is None:
+            return 0
+        return int(self.low > 0) - int(self.high < 0)
 
 
 @frozen
@@ -129,7 +150,17 @@ def _read(kind: Any, value: Any, name: str) -> Any:
         return _read_fields(kind, value, name)
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        return _read_union(inner, value, name)
+        # Read a value as the first of several types that it fits.
+        if value is None and NoneType in inner:
+            return None
+        refusal = None
+        for kind in inner:
+            try:
+                return _read(kind, value, name)
+            except StatesError as error:
+                refusal = refusal or error
+        assert refusal is not None, "a union has members"
+        raise refusal
     if origin is list and isinstance(value, list):
         return [_read(inner[0], item, f"{name}[{k}]") for k, item in enumerate(value)]
     if origin is tuple and isinstance(value, list):
@@ -170,17 +201,3 @@ def _read_fields(kind: Any, value: Facts, name: str) -> Any:
 def _key(name: str) -> str:
     """Return the fact that a field holds; `from_` is `from`, a keyword of Python."""
     return name.rstrip("_")
-
-
-def _read_union(kinds: tuple[Any, ...], value: Any, name: str) -> Any:
-    """Read a value as the first of several types that it fits."""
-    if value is None and NoneType in kinds:
-        return None
-    refusal = None
-    for kind in kinds:
-        try:
-            return _read(kind, value, name)
-        except StatesError as error:
-            refusal = refusal or error
-    assert refusal is not None, "a union has members"
-    raise refusal

@@ -33,7 +33,7 @@ from typing import (
 from hiddenscope.arguments import checked, shown
 from hiddenscope.catalog import ANALYSIS, TOLD
 from hiddenscope.errors import ArgumentError, Error, FileError, StatesError
-from hiddenscope.files import check_seal, replacing
+from hiddenscope.files import check_seal, printable, replacing
 from hiddenscope.results.export import (
     READERS,
     WRITERS,
@@ -43,7 +43,7 @@ from hiddenscope.results.export import (
     to_plain,
 )
 from hiddenscope.results.report import Facts, Report
-from hiddenscope.results.sentences import fact_lines, printable
+from hiddenscope.results.sentences import fact_lines
 from hiddenscope.results.story import Table, findings_of, tables_of
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class Result:
         has no sentences. Safe on a terminal.
         """
         if self.kind in TOLD:
-            lines = [f"  {printable(sentence)}" for sentence in findings_of(self)]
+            lines = [f"  {printable(sentence, None)}" for sentence in findings_of(self)]
         else:
             lines = list(fact_lines(self.facts, "  "))
         return "\n".join([self.title, *lines])
@@ -283,7 +283,7 @@ class Result:
         """
         suffix = Path(path).suffix.lower()
         look = Look(view, measure, width)
-        problem = f"Cannot save a result as {printable(os.fspath(path))}"
+        problem = f"Cannot save a result as {printable(path)}"
         formats = {*WRITERS, ".html", *FIGURES}
         if suffix not in formats:
             raise FileError(
@@ -308,7 +308,7 @@ class Result:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Result":
         """Read what `save` wrote as `.json` or `.nc`."""
-        problem = f"Cannot read a result from {printable(os.fspath(path))}"
+        problem = f"Cannot read a result from {printable(path)}"
         read = READERS.get(Path(path).suffix.lower())
         if read is None or not Path(path).is_file():
             reason = "there is no such file"
@@ -329,7 +329,7 @@ class Result:
             RecursionError,
             Error,
         ) as error:
-            message = printable(str(error))[:200]
+            message = printable(str(error))
             raise FileError(
                 problem,
                 f"it is damaged or of another kind ({message})",

@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hiddenscope.results.report import Facts, Grouped
+from hiddenscope.files import printable
+from hiddenscope.results.report import Estimate, Facts, Grouped
 from hiddenscope.sites import Site, summarise
-from hiddenscope.states.pooling import POOLINGS, meaning_of
+from hiddenscope.states.pooling import POOLINGS, meaning_of, score_pooling
 
 if TYPE_CHECKING:
     from hiddenscope.results.result import Result
@@ -54,18 +55,10 @@ def in_words(value: object) -> str:
         )
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
     # Escaped before it is cut, since an escape may take ten characters.
-    text = printable(text)
+    text = printable(text, None)
     if len(text) > LONGEST_TEXT:
         text = text[: LONGEST_TEXT - 1] + "…"
     return text
-
-
-def printable(text: str) -> str:
-    """Return the text with every character escaped that a terminal cannot print."""
-    parts = []
-    for char in text:
-        parts.append(char if char.isprintable() else ascii(char)[1:-1])
-    return "".join(parts)
 
 
 def quote(text: str) -> str:
@@ -142,6 +135,16 @@ def number(value: float, digits: int = 3) -> str:
     return f"{value:,.0f}" if abs(value) >= 99.5 else f"{value:.{digits}g}"
 
 
+def estimated(estimate: Estimate, form: str) -> str:
+    """Return a number with its interval; a share ends at 0 and 1."""
+    if estimate.low is None or estimate.high is None:
+        return f"{estimate.value:{form}}"
+    low, high = estimate.low, estimate.high
+    if form.endswith("%"):
+        low, high = max(0.0, low), min(1.0, high)
+    return f"{estimate.value:{form}} (95% interval {low:{form}} to {high:{form}})"
+
+
 def in_series(parts: Sequence[str], conjunction: str = "and") -> str:
     """Join the parts of a sentence as English does.
 
@@ -214,10 +217,11 @@ def side_names(source: Mapping[str, Any]) -> tuple[str, str]:
     ('m (float32)', 'm (bfloat16)')
     """
     other = source.get("other", source)
-    differing = []
-    for name in DIFFERING:
-        if str(source.get(name) or "") != str(other.get(name) or ""):
-            differing.append(name)
+    differing = [
+        name
+        for name in DIFFERING
+        if str(source.get(name) or "") != str(other.get(name) or "")
+    ]
     same_name = source.get("model") == other.get("model")
     if not differing and same_name and source.get("weights") != other.get("weights"):
         # Only the hash of its weights tells such a model from the other.
@@ -242,7 +246,7 @@ def standing(token: str | int) -> str:
     """
     if token == "each":
         return "every token"
-    if isinstance(token, int) or token in POOLINGS:
+    if isinstance(token, int) or token in POOLINGS or score_pooling(token):
         return meaning_of(token)
     # A result of another version may name a pooling that is not known here.
     return f"token {token} of each text"

@@ -80,7 +80,7 @@ class Listing:
 def table_of(listing: Listing) -> Table:
     """Return a list of a page as a table of a terminal."""
     rows = []
-    text_columns: set[int] = set()
+    text_columns = set()
     for row in listing.rows:
         cells = []
         for column, cell in enumerate(row):
@@ -163,7 +163,7 @@ def findings_in(sections: Iterable[Section]) -> list[str]:
 
 def tables_of(result: "Result") -> list[Table]:
     """Return what a terminal prints beneath the findings."""
-    tables: list[Table] = []
+    tables = []
     for section in story_of(result):
         tables += [table for table in section.tables if isinstance(table, Table)]
     return tables

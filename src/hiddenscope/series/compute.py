@@ -38,6 +38,7 @@ from hiddenscope.series.story import (
     Headline,
     MemberReport,
     MemberValue,
+    MovedDirections,
     Option,
     SameWeights,
     SeriesReport,
@@ -195,7 +196,7 @@ def _along_sites(answer: Answered, reference: Answered) -> xarray.Dataset:
     for name, variable in data.items():
         by_name = str(name).startswith(BY_NAME) and is_comparison
         is_number = variable.dtype.kind in "biuf"
-        is_along = variable.dims in ((), ("site",), PICTURE)
+        is_along = variable.dims in ((), ("site",), ("direction",), PICTURE)
         if is_number and is_along and (is_same_depth or not by_name):
             names.append(name)
     measures = data[names].assign_coords(site=data["site"])
@@ -285,8 +286,31 @@ def _report(
         same_tokens=len({record.ids for record in records}) == 1,
         measures=measures,
         headlines=[_headline(answered, question, data, name) for name in measures[:1]],
+        moved=_moved(data) if question.directions is not None else None,
         notes=notes,
     )
+
+
+def _moved(data: xarray.Dataset) -> list[MovedDirections]:
+    """Return which directions moved in each member but the first."""
+    beyond = abs(data["shift"]) > data["shift_random"]
+    beyond &= data["shift_low"] * data["shift_high"] > 0
+    moved = []
+    for name in data["member"].to_numpy()[1:]:
+        numbers = np.flatnonzero(beyond.sel(member=name)).tolist()
+        bar = float(data["shift_random"].sel(member=name)[0])
+        shifts = data["shift"].sel(member=name)[numbers].to_numpy().tolist()
+        count = data.sizes["direction"]
+        moved.append(
+            MovedDirections(
+                member=str(name),
+                of=count,
+                random=bar,
+                directions=numbers,
+                shifts=shifts,
+            )
+        )
+    return moved
 
 
 def _weights_in_common(answered: Sequence[Answered]) -> list[SameWeights]:

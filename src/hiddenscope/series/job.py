@@ -140,22 +140,18 @@ class HeldStates:
     record: MemberRecord
 
 
+@dataclass
 class SeriesJob:
-    """One run through the members of a series."""
+    """One run through the members of a series.
 
-    def __init__(
-        self,
-        members: Sequence[Member],
-        identities: Sequence[MemberIdentity],
-        question: SeriesQuestion,
-        folder: ResultsFolder | None,
-    ) -> None:
-        self.members = members
-        self.identities = identities
-        self.question = question
-        self.folder = folder
-        # Of one member at most: the first, or the one before.
-        self._held: HeldStates | None = None
+    The states of one member at most are held: of the first, or of the one before.
+    """
+
+    members: Sequence[Member]
+    identities: Sequence[MemberIdentity]
+    question: SeriesQuestion
+    folder: ResultsFolder | None
+    _held: HeldStates | None = None
 
     def run(self) -> list[Answered]:
         """Ask every member, or read what was kept of an earlier job."""
@@ -235,13 +231,12 @@ class SeriesJob:
         """Hold the states of a member; it is loaded again if they were let go."""
         if self._held is None or self._held.place != place:
             self._held = None
-            self._held = self._capture(place)
+            model = _load(self.members[place])
+            states = self.question.capture(model)
+            self._held = HeldStates(place, states, self._record(model))
+            del model
             _free_memory()
         return self._held
-
-    def _capture(self, place: int) -> HeldStates:
-        model = _load(self.members[place])
-        return HeldStates(place, self.question.capture(model), self._record(model))
 
     def _record(self, model: Model) -> MemberRecord:
         inputs = self.question.inputs(model)

@@ -13,9 +13,9 @@ AgainstMember: TypeAlias = Literal["first", "previous"]
 
 OPTIONS: dict[str, tuple[str, ...]] = {
     "profile": ("sites", "final_norm", "sample", "targets", "truncate"),
-    "compare": ("sites", "targets", "truncate"),
+    "compare": ("sites", "targets", "truncate", "directions"),
     "lens": ("sites", "k", "target", "targets"),
-    "probe": ("sites", "task", "pool", "seed", "truncate"),
+    "probe": ("sites", "task", "pool", "seed"),
     "project": ("sites", "method", "pool", "seed", "truncate"),
     "drift": ("sites",),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any, TypeAlias, cast, get_args
 
 from hiddenscope.analyses.compare import compare
@@ -13,12 +14,15 @@ from hiddenscope.analyses.probe import probe
 from hiddenscope.analyses.profile import profile
 from hiddenscope.analyses.project import project
 from hiddenscope.arguments import shown
+from hiddenscope.directions.dictionary import Dictionary
+from hiddenscope.directions.direction import Direction
 from hiddenscope.errors import ArgumentError, StatesError, TextError
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs
 from hiddenscope.results import Result
 from hiddenscope.results.export import to_plain
 from hiddenscope.series.identity import hash_of
+from hiddenscope.series.moved import shifts
 from hiddenscope.series.options import (
     LABELLED,
     PAIRED,
@@ -50,6 +54,7 @@ class SeriesQuestion:
     options: Mapping[str, Any]
     against: AgainstMember
     key: str
+    directions: Dictionary | None = None
 
     @property
     def is_paired(self) -> bool:
@@ -76,9 +81,12 @@ class SeriesQuestion:
         """Capture the states that members are compared by."""
         names = ("targets", "truncate")
         how = {name: self.options[name] for name in names if name in self.options}
-        sites = EVERY_SITE
+        sites: Any = EVERY_SITE
         if self.analysis == "compare":
             sites = self.options.get("sites", EVERY_SITE)
+        if self.directions is not None:
+            several = [sites] if isinstance(sites, str) else sites
+            sites = [*several, self.directions.writes]
         return model.capture(self.texts, sites, **how)
 
     def inputs(self, model: Model) -> Inputs:
@@ -97,7 +105,10 @@ class SeriesQuestion:
         """Compare a model, whose states were captured, with those of another."""
         sites = self.options.get("sites", EVERY_SITE)
         if self.analysis == "compare":
-            return compare(states, reference, sites=sites)
+            result = compare(states, reference, sites=sites)
+            if self.directions is not None:
+                result.data.update(shifts(states, reference, self.directions))
+            return result
         saved: Any = reference
         return drift(saved, model, self.texts, sites=sites)
 
@@ -107,6 +118,21 @@ def question_of(
 ) -> SeriesQuestion:
     """Check what is asked of the members, and read the texts once for all of them."""
     options = dict(options)
+    directions = options.get("directions") if analysis == "compare" else None
+    if isinstance(directions, Direction):
+        directions = [directions]
+    if isinstance(directions, list) and all(
+        isinstance(item, Direction) for item in directions
+    ):
+        directions = Dictionary.of(directions)
+    if isinstance(directions, Dictionary):
+        vectors = directions.directions.double().cpu().numpy()
+        digest = sha256(vectors.tobytes()).hexdigest()
+        options["directions"] = f"{directions!r} sha256:{digest}"
+    elif directions is not None:
+        reason = f"directions are {shown(directions)}"
+        remedy = "Give hs.Direction, a list of them, or hs.Dictionary.of([...])."
+        raise ArgumentError("Cannot follow these directions", reason, remedy)
     check_options(analysis, options)
     if against not in get_args(AgainstMember):
         raise ArgumentError(
@@ -128,6 +154,7 @@ def question_of(
         options,
         cast(AgainstMember, against),
         key,
+        directions,
     )
 
 

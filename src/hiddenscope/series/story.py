@@ -131,6 +131,30 @@ class Headline:
 
 
 @frozen
+class MovedDirections:
+    """The directions along which the states of a member moved, by number.
+
+    Their intervals do not hold 0, and they moved farther than `random` ones do.
+    """
+
+    member: str
+    of: int
+    random: float
+    directions: list[int]
+    shifts: list[float]
+
+    def __str__(self) -> str:
+        pairs = zip(self.directions, self.shifts, strict=True)
+        named = [f"{direction} by {shift:+.2g}" for direction, shift in pairs]
+        which = f": {in_series(named[:MOST_NAMED])}" if named else ""
+        return (
+            f"In {self.member} {len(named)} of {counted(self.of, 'direction')} moved on"
+            f" average over texts, and by more than {self.random:.2g}, which random"
+            f" directions stay below in 95% of cases{which}."
+        )
+
+
+@frozen
 class Option:
     """An option of the analysis that was given."""
 
@@ -151,6 +175,7 @@ class SeriesReport(Report):
     same_tokens: bool
     measures: list[str]
     headlines: list[Headline]
+    moved: list[MovedDirections] | None = None
     notes: list[str]
 
 
@@ -205,6 +230,7 @@ def _findings(report: SeriesReport) -> Iterator[str]:
     else:
         noun = NOUNS[report.analysis]
         yield f"The {noun} of {len(members)} members has nothing in common."
+    yield from map(str, report.moved or [])
     yield from map(str, report.same_weights)
     if report.against is not None:
         first = members[0].name

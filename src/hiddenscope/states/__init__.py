@@ -37,19 +37,5 @@ __all__ = [
     "stack_sites",
 ]
 
-_MODULES = {
-    "AdapterSource": "tokens",
-    "MixedValues": "mixed",
-    "Pair": "values",
-    "Pooling": "pooling",
-    "Readable": "values",
-    "Source": "tokens",
-    "States": "values",
-    "Tokens": "tokens",
-    "join": "values",
-    "load_states": "values",
-    "stack_sites": "mixed",
-}
-
 if not TYPE_CHECKING:
-    __getattr__ = lazy_names(__name__, _MODULES)
+    __getattr__ = lazy_names(__name__, __all__, "pooling", "tokens", "mixed", "values")

@@ -83,8 +83,8 @@ def write(path: str | os.PathLike[str], parts: Mapping[str, StackParts]) -> None
             "states are saved as .safetensors",
             "Give the path that suffix.",
         )
-    tensors: dict[str, Tensor] = {}
-    stacks: dict[str, StackRecord] = {}
+    tensors = {}
+    stacks = {}
     file_format = _FORMAT
     for prefix, states in parts.items():
         tokens = states.tokens
@@ -130,7 +130,7 @@ def read_file(path: str | os.PathLike[str]) -> dict[str, StackParts]:
     """Read the stacks that `write` wrote, by their prefixes."""
     tensors, header = read_tensors(path, "states", _FORMAT, _MIXED_FORMAT)
     try:
-        stacks: dict[str, StackRecord] = json.loads(header["states"])
+        stacks = json.loads(header["states"])
         if set(stacks) not in ({""}, {"encoder.", "decoder."}):
             raise ValueError("it names no stacks")
         most = believable(os.path.getsize(path))
@@ -263,7 +263,14 @@ def _open_file(path: Path) -> ForeignTensors:
     header: dict[str, str] = {}
     try:
         if is_packed:
-            tensors = _read_compressed(path)
+            # Read what vLLM's online connector writes with compression.
+            import pyarrow
+            from safetensors.torch import load
+
+            with pyarrow.input_stream(path, compression="zstd") as content:
+                whole = content.read(believable(path.stat().st_size) + 1)
+            _check_growth(path, len(whole))
+            tensors = load(whole)
         elif suffix == ".safetensors":
             from safetensors import safe_open
 
@@ -294,18 +301,6 @@ def _read_numpy(path: Path, name: str) -> dict[str, Tensor]:
         return {UNNAMED: _tensor(loaded, name)}
     with loaded as arrays:
         return {key: _tensor(arrays[key], name) for key in arrays.files}
-
-
-def _read_compressed(path: Path) -> dict[str, Tensor]:
-    """Read what vLLM's online connector writes with compression."""
-    import pyarrow
-    from safetensors.torch import load
-
-    with pyarrow.input_stream(path, compression="zstd") as content:
-        whole = content.read(believable(path.stat().st_size) + 1)
-    _check_growth(path, len(whole))
-    tensors: dict[str, Tensor] = load(whole)
-    return tensors
 
 
 def _check_growth(path: Path, size: int) -> None:

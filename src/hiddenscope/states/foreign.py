@@ -118,7 +118,14 @@ def read_foreign(
             "Give them in one dtype.",
         )
     notes = (*source.notes, *foreign.notes, *notes)
-    if _are_centred(values, ordered):
+    # Whether all rows of the residual stream have mean zero.
+    centred = []
+    for site, site_values in zip(ordered, values, strict=True):
+        if site.layer and not site.part:
+            numbers = site_values.float()
+            size = numbers.square().mean(1).sqrt()
+            centred.append(bool((numbers.mean(1).abs() <= _CENTRED * size).all()))
+    if centred and all(centred):
         notes += (
             "The numbers of every layer have mean zero for each token, as"
             " TransformerLens makes them (center_writing_weights).",
@@ -184,7 +191,24 @@ def _from_ids(ids: Any, mask: Any, foreign: ForeignTensors) -> ForeignRows:
         raise foreign.error(reason, _GIVE_TOKENS) from error
     is_real = None
     if mask is not None:
-        is_real = _real_tokens(mask, [len(text) for text in texts], foreign)
+        # The attention mask of texts of these lengths as one of bools.
+        lengths = [len(text) for text in texts]
+        values = torch.as_tensor(np.atleast_2d(np.asarray(mask)))
+        # A mask that is added to attention scores is 0 for real tokens.
+        if not ((values == 0) | (values == 1)).all():
+            raise foreign.error(
+                "the attention mask has other numbers than 1 for a token and 0 for"
+                " padding",
+                "Give the tokenizer's mask, and not one that is added to attention"
+                " scores.",
+            )
+        if values.ndim != 2 or [values.shape[1]] * values.shape[0] != lengths:
+            raise foreign.error(
+                f"the attention mask is {list(values.shape)}, and there are"
+                f" {len(lengths)} texts of {max(lengths, default=0)} ids",
+                "Give the mask that belongs to these ids.",
+            )
+        is_real = values.bool()
         pairs = zip(texts, is_real.tolist(), strict=True)
         texts = [list(compress(text, row)) for text, row in pairs]
     # A negative id marks padding, or what no token stands for.
@@ -193,24 +217,6 @@ def _from_ids(ids: Any, mask: Any, foreign: ForeignTensors) -> ForeignRows:
         reason = f"{lowest} is not the id of a token"
         raise foreign.error(reason, _GIVE_TOKENS)
     return _tokens(texts, None), is_real
-
-
-def _real_tokens(mask: Any, lengths: list[int], foreign: ForeignTensors) -> Tensor:
-    """Return the attention mask of texts of these lengths as one of bools."""
-    values = torch.as_tensor(np.atleast_2d(np.asarray(mask)))
-    # A mask that is added to attention scores is 0 for real tokens.
-    if not bool(((values == 0) | (values == 1)).all()):
-        raise foreign.error(
-            "the attention mask has other numbers than 1 for a token and 0 for padding",
-            "Give the tokenizer's mask, and not one that is added to attention scores.",
-        )
-    if values.ndim != 2 or [values.shape[1]] * values.shape[0] != lengths:
-        raise foreign.error(
-            f"the attention mask is {list(values.shape)}, and there are"
-            f" {len(lengths)} texts of {max(lengths, default=0)} ids",
-            "Give the mask that belongs to these ids.",
-        )
-    return values.bool()
 
 
 def _tokens(ids: Sequence[Sequence[int]], texts: Sequence[str] | None) -> Tokens:
@@ -431,14 +437,3 @@ def _rows(
             " the padding is."
         )
     raise foreign.error(reason, remedy)
-
-
-def _are_centred(values: Sequence[Tensor], sites: Sequence[Site]) -> bool:
-    """Tell whether all rows of the residual stream have mean zero."""
-    centred = []
-    for site, site_values in zip(sites, values, strict=True):
-        if site.layer and not site.part:
-            rows = site_values.float()
-            size = rows.square().mean(1).sqrt()
-            centred.append(bool((rows.mean(1).abs() <= _CENTRED * size).all()))
-    return bool(centred) and all(centred)

@@ -69,13 +69,17 @@ def sites_in_order(
             raise _needs_depth(sites)
         layers = source.depth if source.depth is not None else _MOST_LAYERS
         known = [*map(Site, range(layers + 1)), Site(None)]
+        # What each entry of `hidden_states` was proved to be, without its stack.
+        entries = []
+        for name in source.reported:
+            entries.append(replace(Site.parse(name), stack=None) if name else None)
         return select(
             sites,
             known,
             owner=source.model,
             depth=source.depth,
             final=source.final,
-            reported={None: _entries(source)} if source.reported else None,
+            reported={None: entries} if source.reported else None,
         )
     if isinstance(sites, Site):
         return (sites,)
@@ -105,14 +109,6 @@ def site_of(name: Any, source: Source) -> Site:
     return Site.parse(text)
 
 
-def _entries(source: Source) -> list[Site | None]:
-    """Return what each entry of `hidden_states` was proved to be, without its stack."""
-    entries: list[Site | None] = []
-    for name in source.reported:
-        entries.append(replace(Site.parse(name), stack=None) if name else None)
-    return entries
-
-
 def sites_of_names(
     names: Sequence[str], source: Source
 ) -> tuple[dict[str, Site], list[str]]:
@@ -125,9 +121,9 @@ def sites_of_names(
     >>> sites_of_names(names, Source("toy"))[0]["model.layers.3.output"]
     Site('layer.4')
     """
-    known: dict[str, Site] = {}
-    left_out: list[str] = []
-    unknown: list[str] = []
+    known = {}
+    left_out = []
+    unknown = []
     _check_one_stack(names)
     final = source.final
     if final is None and any(name.startswith("ln_final.") for name in names):

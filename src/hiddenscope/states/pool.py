@@ -93,7 +93,7 @@ class Pool:
         """
         ends = np.cumsum(self.lengths)
         # Rows whose texts were not yielded yet, and the number of those that were.
-        pending: list[Tensor] = []
+        pending = []
         done = 0
         text = 0
         for block in blocks:

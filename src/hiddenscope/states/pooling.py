@@ -13,7 +13,7 @@ This module imports neither torch nor numpy, because `--help` lists the names.
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from hiddenscope.errors import ArgumentError, Error, StatesError
@@ -64,13 +64,100 @@ CHOICES = f"{', '.join(NAMES)} or a position"
 """What a caller may give, for help texts and errors."""
 
 
-def parse_pooling(pool: object, error: type[Error] | None = None) -> Pooling:
+@dataclass(frozen=True)
+class ScorePooling:
+    """One score for a text, of those that a probe gives its tokens.
+
+    What it weighs depends on the probe, so it is learnt with one: no vector stands for
+    a text. `reduce` takes scores `[..., text, token]`, which of them are `real` and no
+    padding, the inputs of a softmax over tokens (where they are learnt) and the
+    setting: "rolling:64" has windows of 64 tokens.
+    """
+
+    meaning: str
+    reduce: "Callable[..., Tensor]"
+    setting: float = 0.0
+
+
+def _rolling(scores: "Tensor", real: "Tensor", _: object, window: float) -> "Tensor":
+    """Return the highest mean of a window, which is no longer than the text."""
+    from torch.nn.functional import pad
+
+    longest = scores.shape[-1]
+    size = max(1, int(min(window, longest)))
+    sizes = real.sum(-1, keepdim=True).clamp(max=size)
+    sums = (scores * real).cumsum(-1)
+    means = (sums - pad(sums, (size, 0))[..., :longest]) / sizes
+    is_whole = real & (real.cumsum(-1) >= sizes)
+    return means.masked_fill(~is_whole, float("-inf")).amax(-1)
+
+
+def _weighted(scores: "Tensor", real: "Tensor", logits: "Tensor") -> "Tensor":
+    weights = logits.masked_fill(~real, float("-inf")).softmax(-1)
+    return (weights * scores).sum(-1)
+
+
+SCORE_POOLINGS = {
+    "rolling": ScorePooling(
+        "the highest mean score of {:g} tokens in a row of each text", _rolling, 16
+    ),
+    "softmax": ScorePooling(
+        "the mean score of the tokens of each text, weighted by a softmax of the"
+        " scores at temperature {:g}",
+        lambda scores, real, _, temperature: _weighted(
+            scores, real, scores / temperature
+        ),
+        1.0,
+    ),
+    "attention": ScorePooling(
+        "the mean score of the tokens of each text, weighted by attention that is"
+        " learnt with the probe",
+        lambda scores, real, logits, _: _weighted(scores, real, logits),
+    ),
+}
+
+
+def score_pooling(pool: Pooling | None) -> ScorePooling | None:
+    """Return the pooling of scores that is named; None for one of states.
+
+    >>> score_pooling("rolling:8").setting, score_pooling("mean")
+    (8.0, None)
+    """
+    name, _, setting = str(pool).partition(":")
+    entry = SCORE_POOLINGS.get(name)
+    if entry is None or not setting:
+        return entry
+    try:
+        value = float(setting)
+    except ValueError:
+        value = 0.0
+    if not entry.setting or not 0 < value < float("inf"):
+        raise ArgumentError(
+            f"No pooling {str(pool)[:40]!r}",
+            "a window is a number of tokens and a temperature a number above 0",
+            "Give rolling:16 or softmax:0.5.",
+        )
+    return replace(entry, setting=value)
+
+
+def parse_pooling(
+    pool: object, error: type[Error] | None = None, *, scores: bool = False
+) -> Pooling:
     """Return the name of a pooling, or a position as an integer; refuse all else.
 
-    The refusal is an `error`, if one is given.
+    The refusal is an `error`, if one is given. A probe takes those of `scores`.
     """
     if isinstance(pool, str) and pool in POOLINGS:
         return pool
+    if isinstance(pool, str) and score_pooling(pool):
+        if scores:
+            return pool
+        refusal = error or ArgumentError
+        raise refusal(
+            f"Cannot pool states by {pool[:40]!r}",
+            "it pools the scores that a probe gives to tokens",
+            f"Use it in hs.probe; states are pooled by {CHOICES}.",
+        )
     if isinstance(pool, str) and pool == "each":
         refusal = error or ArgumentError
         raise refusal(
@@ -118,4 +205,7 @@ def meaning_of(pool: Pooling) -> str:
     """
     if isinstance(pool, int):
         return f"token {pool} of each text"
+    scored = score_pooling(pool)
+    if scored is not None:
+        return scored.meaning.format(scored.setting)
     return POOLINGS[pool].meaning

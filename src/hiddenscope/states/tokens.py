@@ -194,7 +194,7 @@ class Source:
         """Return the sites that patterns select, of those that were stored."""
         reported = None
         if self.reported and sites:
-            entries: list[Site | None] = []
+            entries = []
             for name in self.reported:
                 site = Site.parse(name) if name else None
                 entries.append(site)

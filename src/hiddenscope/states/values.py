@@ -233,7 +233,7 @@ class States:
                 listed[self._index(site)] += weight
         else:
             listed = torch.as_tensor(weights)
-        if listed.shape != (len(self.sites),) or not bool(listed.isfinite().all()):
+        if listed.shape != (len(self.sites),) or not listed.isfinite().all():
             reason = f"the weights are {list(listed.shape)}"
             if listed.ndim == 1:
                 reason = f"there are {len(listed)} weights"
@@ -274,10 +274,10 @@ class States:
         tokens = self.tokens
         for site, values in zip(self.sites, self.values, strict=True):
             infinite = ~values.isfinite()
-            if not bool(infinite.any()):
+            if not infinite.any():
                 continue
             row = int(infinite.any(1).nonzero()[0])
-            what = "a NaN" if bool(values[row].isnan().any()) else "an infinity"
+            what = "a NaN" if values[row].isnan().any() else "an infinity"
             token = show_tokens(tokens.strings[row : row + 1])
             place = f"text {tokens.text[row]}, position {tokens.positions[row]}"
             count = f"{int(infinite.sum()):,} of its {infinite.numel():,} values"
@@ -300,8 +300,7 @@ class States:
         Types narrower than float32 are widened to it, which is exact.
         """
         values = self.values.detach().cpu()
-        array: NDArray[Any] = values.to(wide(values.dtype)).numpy()
-        return array
+        return values.to(wide(values.dtype)).numpy()
 
     def to_xarray(self) -> "xarray.DataArray":
         """Return a DataArray with dims site, token, width and named coordinates.
@@ -473,8 +472,8 @@ class Pair:
         return f"{self.encoder!r}\n{self.decoder!r}"
 
     def __getitem__(self, site: str | Site | int) -> Tensor:
-        matches: list[tuple[States, Site]] = []
-        refusals: list[SiteError] = []
+        matches = []
+        refusals = []
         for states in (self.encoder, self.decoder):
             try:
                 selected = states._select(named_layer(site))

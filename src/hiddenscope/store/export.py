@@ -99,7 +99,7 @@ class StoredRows:
         index = self.index
         facts = self.shards.facts(index, np.arange(start, end))
         texts = map(text_of, self._firsts[facts.sequences].tolist())
-        columns: dict[str, NDArray[Any]] = {
+        columns = {
             "text_index": index.texts[index.owner[facts.sequences]],
             "position": facts.positions,
         }

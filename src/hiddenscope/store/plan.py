@@ -325,7 +325,7 @@ def _unit(record: dict[str, Any], version: int) -> UnitDigest:
 
 def _flattened(plan: StorePlan) -> dict[str, Any]:
     """Return the fields of a plan by dotted names, as they are when it is read."""
-    flat: dict[str, Any] = {}
+    flat = {}
 
     def flatten(value: Any, name: str) -> None:
         if not isinstance(value, dict) or not value:

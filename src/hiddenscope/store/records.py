@@ -171,11 +171,6 @@ def completed(
     return dict(fields["units"])
 
 
-def encode_complete(plan: str, units: Mapping[str, str]) -> bytes:
-    """Return the bytes of complete.json."""
-    return encode_record({"format": COMPLETE, "plan": plan, "units": dict(units)})
-
-
 def check_complete(
     folder: StoreFolder, shards: Mapping[str, str], commits: Mapping[str, Commit]
 ) -> None:

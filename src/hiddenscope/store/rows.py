@@ -115,8 +115,7 @@ class TextIndex:
     @property
     def firsts(self) -> Ints:
         """Return, for each sequence in order, the first of its text, which has it."""
-        firsts: Ints = self.order[np.searchsorted(self.owner, self.owner)]
-        return firsts
+        return self.order[np.searchsorted(self.owner, self.owner)]
 
     def runs(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
         """Yield the rows from start to end as unit, first row and number of rows."""
@@ -176,8 +175,7 @@ def spread(starts: Ints, counts: Ints) -> Ints:
     [5, 6, 0, 1, 2]
     """
     shifts = starts - (np.cumsum(counts) - counts)
-    numbers: Ints = np.repeat(shifts, counts) + np.arange(counts.sum())
-    return numbers
+    return np.repeat(shifts, counts) + np.arange(counts.sum())
 
 
 class RowFacts(NamedTuple):
@@ -303,7 +301,7 @@ class Shards:
     @cached_property
     def index(self) -> TextIndex:
         """Return the index of the texts that are there."""
-        partial: set[int] = set()
+        partial = set()
         for unit in self.plan.units:
             if unit.name not in self.commits:
                 # Of its texts, only the first and the last may have sequences in
@@ -382,7 +380,15 @@ class SiteArray:
 
     def __getitem__(self, key: Any) -> Any:
         try:
-            rows, columns = _split(key)
+            parts = list(key) if isinstance(key, tuple) else [key]
+            # Compared by identity: == with an array gives an array.
+            dots = [place for place, part in enumerate(parts) if part is Ellipsis]
+            place = dots[0] if dots else len(parts)
+            missing = [slice(None)] * (2 - len(parts) + len(dots))
+            both = [*parts[:place], *missing, *parts[place + 1 :]]
+            if len(both) != 2:
+                raise IndexError(f"{len(parts)} indices were given")
+            rows, columns = both
             values = self._rows(rows)
             if isinstance(columns, slice) and columns == slice(None):
                 return values
@@ -419,7 +425,7 @@ class SiteArray:
         return taken.reshape(*indices.shape, self.shape[1])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        values: NDArray[Any] = self.read(0, len(self))
+        values = self.read(0, len(self))
         return values if dtype is None else values.astype(dtype, copy=False)
 
     def blocks(self, rows: int | None = None) -> Iterator[NDArray[np.float32]]:
@@ -472,19 +478,6 @@ class SiteArray:
             )
         wanted = rows.astype(np.int64) % max(1, count)
         return self._shards.take(self.site, self._index, wanted)
-
-
-def _split(key: Any) -> tuple[Any, Any]:
-    """Return the index of the rows, and that of the columns."""
-    parts = list(key) if isinstance(key, tuple) else [key]
-    # Compared by identity: == with an array gives an array.
-    dots = [place for place, part in enumerate(parts) if part is Ellipsis]
-    place = dots[0] if dots else len(parts)
-    missing: list[Any] = [slice(None)] * (2 - len(parts) + len(dots))
-    both = [*parts[:place], *missing, *parts[place + 1 :]]
-    if len(both) != 2:
-        raise IndexError(f"{len(parts)} indices were given")
-    return both[0], both[1]
 
 
 def as_xarray(

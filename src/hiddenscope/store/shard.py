@@ -87,7 +87,7 @@ def layout_of(plan: StorePlan, unit: UnitDigest) -> ShardLayout:
     """Compute the layout of a unit's shard."""
     tokens = plan.tokens_of(unit)
     kinds = KINDS | {STATES[plan.dtype]: DTYPES[plan.dtype]}
-    shapes: dict[str, tuple[str, tuple[int, ...]]] = {
+    shapes = {
         "text": ("I64", (unit.sequences,)),
         "start": ("I64", (unit.sequences,)),
         "offsets": ("I64", (unit.sequences + 1,)),
@@ -130,7 +130,7 @@ def sequence_tensors(
     sequences: Sequence[StoreSequence], every: int = 1
 ) -> dict[str, NDArray[Any]]:
     """Return the sequences of a unit as its shard holds them, with every n-th token."""
-    lengths: list[int] = []
+    lengths = []
     stored_ids: list[int] = []
     stored_spans: list[int] = []
     for sequence in sequences:
@@ -163,8 +163,7 @@ def crc_function() -> Callable[..., int]:
     """Return the function that computes CRC-32C, imported when it is needed."""
     import crc32c
 
-    function: Callable[..., int] = crc32c.crc32c
-    return function
+    return crc32c.crc32c
 
 
 def write_shard(
@@ -184,7 +183,7 @@ def write_shard(
         return digest
 
     crc = crc_function()
-    sums: list[int] = []
+    sums = []
     # The checksum of the block that is not whole yet, and how much of it is covered.
     block_sum = 0
     filled = 0
@@ -196,7 +195,11 @@ def write_shard(
         ThreadPoolExecutor(1, "sha256") as thread,
     ):
         whole = thread.submit(hash_buffers)
-        for piece in _pieces(buffers):
+        pieces = []
+        for buffer in buffers:
+            starts = range(0, len(buffer), PIECE)
+            pieces += [buffer[start : start + PIECE] for start in starts]
+        for piece in pieces:
             _write(file.fileno(), piece)
             # Have the disk begin with these bytes at once, while the next are hashed:
             # fsync would wait for all of them.
@@ -221,12 +224,6 @@ def write_shard(
         digest = whole.result()
     digest.update(table)
     return digest.hexdigest(), hashlib.sha256(table).hexdigest()
-
-
-def _pieces(buffers: Sequence[memoryview]) -> Iterator[memoryview]:
-    for buffer in buffers:
-        for start in range(0, len(buffer), PIECE):
-            yield buffer[start : start + PIECE]
 
 
 def _write(descriptor: int, piece: memoryview) -> None:

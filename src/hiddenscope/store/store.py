@@ -157,8 +157,25 @@ class Store:
 
         A sequence is a text, or one window of a long text.
         """
-        lengths: Ints = self._shards.planned.length[self._index.order]
-        return lengths
+        return self._shards.planned.length[self._index.order]
+
+    @property
+    def firsts(self) -> Ints:
+        """Return the rows of the first tokens of texts; of pooled states there is none.
+
+        >>> import tempfile
+        >>> from hiddenscope.testing import tiny_store
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     writer = tiny_store(Path(folder))
+        ...     len(open(folder).firsts)
+        7
+        """
+        index = self._index
+        begins = self._shards.planned.start[index.order] == 0
+        if self.pooled is not None:
+            begins[:] = False
+        firsts: Ints = index.begins[begins & (self.sequence_lengths > 0)]
+        return firsts
 
     @property
     def _index(self) -> TextIndex:

@@ -108,7 +108,11 @@ class Writer:
         self.folder = folder
         self.plan = plan
         self.digest = plan.digest
-        self._read = lru_cache(MOST_READ)(self._read_unit)
+
+        def read(unit: str) -> list[StoreSequence]:
+            return read_sequences(folder, plan.by_name[unit])
+
+        self._read = lru_cache(MOST_READ)(read)
 
     @property
     def path(self) -> Path:
@@ -123,9 +127,6 @@ class Writer:
     def sequences(self, unit: str) -> list[StoreSequence]:
         """Return the sequences of a unit, checked against the plan."""
         return list(self._read(unit))
-
-    def _read_unit(self, unit: str) -> list[StoreSequence]:
-        return read_sequences(self.folder, self.plan.by_name[unit])
 
     def commit(self, unit: str, values: Mapping[str, Any]) -> bool:
         """Write the states of a unit and record it; False if another was first.
@@ -166,8 +167,8 @@ class Writer:
         for unit in self.plan.by_name:
             shards[unit] = committed(self.folder, self.digest, unit).sha256
         with _explained(self.folder):
-            record = records.encode_complete(self.digest, shards)
-            self.folder.publish(self.folder.complete, record)
+            record = {"format": records.COMPLETE, "plan": self.digest, "units": shards}
+            self.folder.publish(self.folder.complete, records.encode_record(record))
 
 
 @checked

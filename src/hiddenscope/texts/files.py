@@ -62,7 +62,7 @@ def names_a_file(text: str) -> bool:
 
 def files_in(folder: Path) -> list[Path]:
     """List the files of texts in a folder and below, by name; not the hidden ones."""
-    files: list[Path] = []
+    files = []
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in names:
@@ -145,7 +145,7 @@ def read_records(
         for number, record in every_record:
             yield RawRow(number, record)
         return
-    selected: Columns | None = None
+    selected = None
     remedy = "Correct it, or remove it."
     for number, record in every_record:
         if not isinstance(record, Mapping):
@@ -330,7 +330,19 @@ def _parquet(stream: Any, origin: Origin, columns: Columns) -> Iterator[RawRow]:
         strings = [name for name, kind in kinds.items() if kind in text_kinds]
         selected = select_columns(list(kinds), strings, columns, origin)
         names = selected.names
-        _check_growth(file.metadata, names, problem)
+        # Refuse a parquet file that says that its columns unpack to far too much.
+        packed = 0
+        plain = 0
+        for number in range(file.metadata.num_row_groups):
+            row_group = file.metadata.row_group(number)
+            for column in map(row_group.column, range(row_group.num_columns)):
+                if column.path_in_schema.partition(".")[0] in names:
+                    packed += column.total_compressed_size
+                    plain += column.total_uncompressed_size
+        if plain > believable(packed):
+            reason = f"{packed:,} bytes of it become {plain:,}, as no text does"
+            remedy = "If it is yours, write it without compression."
+            raise FileError(problem, reason, remedy)
         # A page may name one long string a million times: as a dictionary it is in
         # memory once.
         coded = [name for name in names if name in strings]
@@ -348,21 +360,6 @@ def _parquet(stream: Any, origin: Origin, columns: Columns) -> Iterator[RawRow]:
         reason = f"it is not a complete parquet file ({error})"
         remedy = "Make or download it again; it needs no compression around it."
         raise FileError(problem, reason, remedy) from error
-
-
-def _check_growth(metadata: Any, columns: list[str], problem: str) -> None:
-    """Refuse a parquet file that says that its columns unpack to far too much."""
-    packed = 0
-    plain = 0
-    for row_group in map(metadata.row_group, range(metadata.num_row_groups)):
-        for column in map(row_group.column, range(row_group.num_columns)):
-            if column.path_in_schema.partition(".")[0] in columns:
-                packed += column.total_compressed_size
-                plain += column.total_uncompressed_size
-    if plain > believable(packed):
-        reason = f"{packed:,} bytes of it become {plain:,}, as no text does"
-        remedy = "If it is yours, write it without compression."
-        raise FileError(problem, reason, remedy)
 
 
 def _column_values(column: Any) -> list[Any]:

@@ -141,7 +141,7 @@ def number_groups(*keys: Sequence[Hashable] | None) -> "NDArray[np.int64]":
     present = [key for key in keys if key is not None]
     count = len(present[0])
     # Each row is joined with the first one that shares a key.
-    firsts: list[int] = []
+    firsts = []
     for key in present:
         first_of: dict[Hashable, int] = {}
         for row, value in enumerate(key):

@@ -170,7 +170,7 @@ def read(
     # What is in memory already has no limit.
     is_bounded = is_path or hasattr(source, "read")
     characters = 0
-    all_rows: list[Row] = []
+    all_rows = []
     with progress.track("Reading") as advance:
         for row in rows(source, text=text, label=label, group=column):
             all_rows.append(row)
@@ -194,8 +194,8 @@ def read(
     if not all_rows:
         file = repr(Path(source).name) if is_path else name
         raise TextError(f"No texts in {file}", "it holds none", "Give at least one.")
-    labels: list[object] = [row.label for row in all_rows]
-    groups: list[Any] = [row.group for row in all_rows]
+    labels = [row.label for row in all_rows]
+    groups = [row.group for row in all_rows]
     if group is not None and not isinstance(group, str):
         groups = _listed_groups(group, len(all_rows), name)
     for value in groups:

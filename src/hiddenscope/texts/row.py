@@ -140,7 +140,7 @@ def rows_of_columns(
     >>> list(rows_of_columns(["a cat"], ["x"]))
     [RawRow(line=1, text='a cat', label='x', group=None)]
     """
-    columns: list[Any] = [range(first, first + len(texts)), texts]
+    columns = [range(first, first + len(texts)), texts]
     for column in (labels, groups):
         columns.append(repeat(None, len(texts)) if column is None else column)
     return starmap(RawRow, zip(*columns, strict=True))

@@ -267,7 +267,7 @@ def _of_array(
             raise TextError(
                 "Texts do not fit the vectors", reason, "Give one for each, or none."
             )
-    named: Site | None = None
+    named = None
     if site is not None:
         named = site if isinstance(site, Site) else Site.parse(site)
     if pool is None and named is not None:

@@ -6,7 +6,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hiddenscope import texts as reader
@@ -30,10 +30,13 @@ class Dataset:
 def dataset_of(data: Any) -> Dataset:
     """Read a dataset from whatever `hs.read` takes, or from `(texts, labels)`.
 
-    Of such a pair, the texts may be ids or Inputs.
+    Of such a pair, the texts may be ids or Inputs; with Inputs, what `hs.read` gave may
+    stand for the labels.
     """
     if isinstance(data, tuple) and len(data) == 2:
         texts, labels = data
+        if isinstance(texts, Inputs) and isinstance(labels, Labelled):
+            return replace(dataset_of(labels), texts=texts)
         if isinstance(texts, Inputs):
             return Dataset(texts, labels, "the texts")
         if isinstance(texts, range) or (len(texts) and not isinstance(texts[0], str)):
@@ -132,7 +135,16 @@ def labels_of_states(states: Readable | Pair, data: Any) -> Dataset:
     stored = getattr(readable, "texts", None)
     if stored is not None and len(data) != tokens.count:
         numbers = [int(number) for number in stored]
-    _check_texts(data, numbers, tokens.texts)
+    # Refuse a file of other texts: its labels would not belong to these states.
+    problem = f"The texts of {data.name[:80]} are not those of the states"
+    remedy = "Give the file that they were made of."
+    needed = 1 + max(numbers, default=-1)
+    if needed > len(data) or (tokens.texts is None and needed < len(data)):
+        reason = f"it has {len(data):,} texts, and the states are of {needed:,}"
+        raise TextError(problem, reason, remedy)
+    for number, text in zip(numbers, tokens.texts or (), strict=False):
+        if data.texts[number] != text:
+            raise TextError(problem, f"text {number:,} differs", remedy)
     columns = []
     for column in (data.labels, data.groups):
         if column is not None:
@@ -140,18 +152,3 @@ def labels_of_states(states: Readable | Pair, data: Any) -> Dataset:
         columns.append(column)
     labels, groups = columns
     return Dataset(tokens, labels, data.name, groups)
-
-
-def _check_texts(
-    data: Labelled, numbers: Sequence[int], texts: Sequence[str] | None
-) -> None:
-    """Refuse a file of other texts: its labels would not belong to these states."""
-    problem = f"The texts of {data.name[:80]} are not those of the states"
-    remedy = "Give the file that they were made of."
-    needed = 1 + max(numbers, default=-1)
-    if needed > len(data) or (texts is None and needed < len(data)):
-        reason = f"it has {len(data):,} texts, and the states are of {needed:,}"
-        raise TextError(problem, reason, remedy)
-    for number, text in zip(numbers, texts or (), strict=False):
-        if data.texts[number] != text:
-            raise TextError(problem, f"text {number:,} differs", remedy)

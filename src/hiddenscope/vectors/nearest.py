@@ -25,7 +25,6 @@ from hiddenscope.states.arrays import Floats, Ints
 
 Nearness: TypeAlias = Literal["cosine", "dot", "l2"]
 
-NEARNESSES = ("cosine", "dot", "l2")
 # Of float32.
 ROUNDING = 2.0**-24
 # Close to the largest float32.
@@ -111,18 +110,7 @@ class Nearest:
             self._take(rows, every_row, np.tile(np.arange(queries), len(rows)))
             return
         bar = self._bar(self._keys[:, -1])
-        largest, lengths = self._largest(rows, bar)
-        self._check(lengths)
-        lowest = bar.lower_bound.min() * self._terms(lengths)
-        candidates = (largest >= lowest).nonzero()[:, 0]
-        narrow = rows[candidates].to("cpu", torch.float32)
-        products = self._products(narrow, bar, torch.empty(queries, len(narrow)))
-        bounds = torch.outer(bar.lower_bound, self._terms(lengths[candidates]))
-        pairs = (products >= bounds).nonzero()
-        self._take(rows, candidates[pairs[:, 1]].numpy(), pairs[:, 0].numpy())
-
-    def _largest(self, rows: Tensor, bar: _Bar) -> tuple[Tensor, Tensor]:
-        """Return the largest product of each row over the queries, and its length."""
+        # The largest product of each row over the queries, and its length.
         largest = torch.empty(len(rows))
         lengths = torch.empty(len(rows))
         size = max(1, PIECE // (4 * rows.shape[1]))
@@ -137,12 +125,23 @@ class Nearest:
             torch.amax(products, 0, out=largest[here])
             # After the product, which waits less for memory.
             torch.linalg.vector_norm(piece, dim=1, out=lengths[here])
-        return largest, lengths
+        self._check(lengths)
+        lowest = bar.lower_bound.min() * self._terms(lengths)
+        candidates = (largest >= lowest).nonzero()[:, 0]
+        narrow = rows[candidates].to("cpu", torch.float32)
+        products = self._products(narrow, bar, torch.empty(queries, len(narrow)))
+        bounds = torch.outer(bar.lower_bound, self._terms(lengths[candidates]))
+        pairs = (products >= bounds).nonzero()
+        self._take(rows, candidates[pairs[:, 1]].numpy(), pairs[:, 0].numpy())
 
     def _products(self, rows: Tensor, bar: _Bar, out: Tensor) -> Tensor:
         """Compute `left @ row + offset` for every query and row."""
         if self._by_torch is None:
-            self._by_torch = self._torch_is_exact(rows[:TRIED])
+            # `torch.set_float32_matmul_precision` lets torch use fewer digits.
+            some, queries = rows[:TRIED].double(), self._narrow.double()
+            error = (self._narrow @ rows[:TRIED].T).double() - queries @ some.T
+            lengths = queries.norm(dim=1)[:, None] * some.norm(dim=1)
+            self._by_torch = bool((error.abs() <= self._share * lengths).all())
         if not self._by_torch:
             np.matmul(bar.left.numpy(), rows.numpy().T, out=out.numpy())
             if bar.offset is not None:
@@ -154,18 +153,6 @@ class Nearest:
 
     def _terms(self, lengths: Tensor) -> Tensor:
         return lengths.square() if self.nearness == "l2" else lengths
-
-    def _torch_is_exact(self, rows: Tensor) -> bool:
-        """Tell whether torch computes products in float32.
-
-        `torch.set_float32_matmul_precision` lets it use fewer digits.
-        """
-        queries = self._narrow.double()
-        exact_rows = rows.double()
-        exact = queries @ exact_rows.T
-        error = ((self._narrow @ rows.T).double() - exact).abs()
-        lengths = queries.norm(dim=1)[:, None] * exact_rows.norm(dim=1)
-        return bool((error <= self._share * lengths).all())
 
     def _bar(self, keys: Floats) -> _Bar:
         """Return the bar of rows that come before these keys, lowered by rounding."""
@@ -234,8 +221,8 @@ class Nearest:
 
     def _exact(self, rows: Tensor, indices: Ints, queries: Ints) -> Floats:
         """Return the keys of some pairs, each computed from its row alone."""
-        values: Floats = rows[torch.from_numpy(indices)].cpu().double().numpy()
-        others: Floats = self._queries[queries]
+        values = rows[torch.from_numpy(indices)].cpu().double().numpy()
+        others = self._queries[queries]
         if self.nearness == "l2":
             distances: Floats = np.square(values - others).sum(1)
             return -distances

@@ -90,7 +90,7 @@ def vectors(
             getattr(opened, "source", None) or {},
         )
     assert pooling is not None  # or the states were captured
-    values: Tensor | None = None
+    values = None
     done = 0
     strings: list[str] = []
     for inputs, block in compute(opened, several, selected, pooling, truncate):
@@ -179,15 +179,18 @@ def each_token(
 
 
 def rows_of(
-    source: Any, pool: Pooling | None, sites: SitePatterns
+    source: Any, pool: Pooling | None, sites: SitePatterns, *, scores: bool = False
 ) -> tuple[Any, Pooling | None]:
-    """Open a source and say how its rows are pooled: None if they are its tokens."""
+    """Open a source and say how its rows are pooled: None if they are its tokens.
+
+    A probe can pool `scores` of tokens too.
+    """
     if isinstance(source, EachToken):
         check_unpooled(pool)
         return source.source, None
     opened = _loaded(source)
     if pool is not None:
-        return opened, parse_pooling(pool)
+        return opened, parse_pooling(pool, scores=scores)
     sources = opened if isinstance(opened, list) else [opened]
     if not all(isinstance(part, Model | Readable | Pair) for part in sources):
         # The analysis refuses such a source itself.

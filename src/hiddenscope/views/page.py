@@ -382,7 +382,7 @@ def join_scripts(entry: str) -> str:
     Joining works because modules import only named things from their own folder, in no
     circle, and no two of them share a top-level name. A test holds them to that.
     """
-    texts: dict[str, str] = {}
+    texts = {}
 
     def gather(module: str) -> None:
         source = _static(module)

@@ -80,11 +80,12 @@ def page(result: Result, docs: str = "", *, folds: bool = False) -> str:
         title = section.title if section.reading or folded else ""
         sections.append(replace(section, title=title, sentences=(), folded=folded))
     first, *others = sections
-    findings = []
-    for sentence in findings_in(story_sections):
-        # What the caption of the first picture says need not be said beside it.
-        if sentence not in first.reading:
-            findings.append(sentence.replace("\n", " "))
+    # What the caption of the first picture says need not be said beside it.
+    findings = [
+        sentence.replace("\n", " ")
+        for sentence in findings_in(story_sections)
+        if sentence not in first.reading
+    ]
     lead, *more = findings or [""]
     beside = len(more) if len(more) <= BESIDE + 1 else BESIDE
     tables = first.tables
@@ -112,7 +113,7 @@ def _bullets(sentences: Sequence[str]) -> str:
 
 def _origin(result: Result) -> Facts:
     """Return where a result comes from; of a second model, what differs."""
-    origin: dict[str, object] = {}
+    origin = {}
     for key in ORIGIN:
         origin[key] = _told(key, result.source)
         for role, name in SECOND.items():

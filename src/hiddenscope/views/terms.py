@@ -97,21 +97,17 @@ def new_terms(text: str, known: set[str]) -> Iterator[tuple[str, str]]:
 
     A term in the explanation of another is explained too.
     """
-    starts: dict[str, int] = {}
+    starts = {}
     for term in TERMS:
-        match = re.search(_pattern(term), text)
+        spelling = _SPELLINGS.get(term, rf"{re.escape(term)}s?")
+        pattern = rf"\b(?:{spelling})\b"
+        match = re.search(pattern if term.isupper() else f"(?i){pattern}", text)
         if match is not None and term not in known:
             starts[term] = match.start()
     known.update(starts)
     for term in sorted(starts, key=starts.__getitem__):
         yield term, TERMS[term]
         yield from new_terms(TERMS[term], known)
-
-
-def _pattern(term: str) -> str:
-    spelling = _SPELLINGS.get(term, rf"{re.escape(term)}s?")
-    pattern = rf"\b(?:{spelling})\b"
-    return pattern if term.isupper() else f"(?i){pattern}"
 
 
 def words_on(view: View) -> str:

@@ -259,3 +259,44 @@ def test_checkpoints_are_saved_at_steps_that_double() -> None:
 
     assert Size(steps=64).saved == [0, 1, 2, 4, 8, 16, 32, 64]
     assert Size(steps=8).saved == [0, 1, 2, 4, 8]
+
+
+# --- Features that come again
+
+
+def test_features_that_come_again_are_counted() -> None:
+    import torch
+
+    import hiddenscope as hs
+
+    script = runpy.run_path(str(EXAMPLES / "dictionary.py"))
+    drawn = torch.randn(40, 64, generator=torch.Generator().manual_seed(0))
+    fresh = torch.randn(20, 64, generator=torch.Generator().manual_seed(1))
+    first = hs.Dictionary.of(drawn, "layer.1")
+    # Half of them come again, in another order and at another length.
+    other = hs.Dictionary.of(torch.cat([fresh, 3 * drawn[:20]]), "layer.1")
+    facts: dict[str, Any] = {}
+    (line,) = script["found_again"](first, other, facts)
+    assert facts["found again"]["another seed"]["above 0.9"] == 0.5
+    assert facts["found again"]["shuffled"]["above 0.7"] == 0
+    assert line.startswith("With another seed 50% of the features come again")
+
+
+# --- Features that come again
+
+
+def test_features_come_again_where_they_are_the_same_and_not_by_chance() -> None:
+    import torch
+    from dictionary import found_again
+
+    import hiddenscope as hs
+
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randn(2, 40, 256, generator=generator)
+    one, other = (hs.Dictionary.of(directions, "layer.1") for directions in drawn)
+    turned = hs.Dictionary.of(drawn[0].flip(0), "layer.1")
+    facts: dict[str, Any] = {}
+    assert "100% of the features" in found_again(one, turned, facts)[0]
+    assert facts["found again"]["shuffled"]["above 0.7"] == 0
+    found_again(one, other, facts)
+    assert facts["found again"]["another seed"]["above 0.7"] == 0

@@ -19,6 +19,8 @@ from tests.registry import CASES, RUNS, placed
 UNLIKE = {
     "project": {"x", "y"},
     "probe": {"mix_weight", "mix_weight_fold"},
+    # A principal component has no sign.
+    "features": {"activation"},
     # A share of permutations jumps where two statistics change their order.
     "attention": {"p", "p_half"},
     # The noise that a difference is measured against is that of the device.
@@ -291,3 +293,19 @@ def test_a_copy_with_random_weights_stays_on_its_device(model):
     assert torch.equal(model.randomised(seed=1).capture(texts()).values, drawn)
     assert not torch.equal(drawn, before)
     assert torch.equal(model.capture(texts()).values, before)
+
+
+def test_dictionaries_of_states_on_the_gpu_stay_there(model):
+    given = [[20 + k, 50 + k % 2, 30 + k, 40 + k] for k in range(24)]
+    states = model.capture(given, "layer.1", keep="device")
+    host = model.capture(given, "layer.1")
+    for name in ("pca", "random"):
+        make = getattr(hs.Dictionary, name)
+        options = {"pca": (8,), "random": (128, 8)}[name]
+        here, there = make(states, *options), make(host, *options)
+        assert here.directions.device.type == "cuda"
+        scores = []
+        for dictionary, source in ((here, states), (there, host)):
+            facts = hs.features(source, dictionary=dictionary).facts
+            scores.append(facts["comparisons"][0]["scores"][0]["value"])
+        assert scores[0] == pytest.approx(scores[1], rel=1e-2)

@@ -8,7 +8,7 @@ from hiddenscope.errors import SiteError
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 
 TEXTS = [[5, 6, 7, 8, 9, 10], [11, 12, 13, 14]]
-INSIDE = "*.attn,*.attn.q,*.attn.k,*.attn.v,*.attn.z,*.attn.head.*"
+INSIDE = "*.attn,*.attn.q,*.attn.k,*.attn.v,*.attn.z,*.attn.head.*,*.mlp.input"
 FAMILIES = ["llama", "gpt2", "bloom", "gemma3_text", "falcon", "mixtral"]
 DTYPES = [torch.float32, torch.bfloat16]
 CONTRAST = hs.Contrast([5, 6, 7, 8], [9, 10, 7, 11], answer=11, other=12)
@@ -50,7 +50,7 @@ def test_states_inside_can_stay_on_the_gpu(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
-    "part", ["attn.q", "attn.k", "attn.v", "attn.z", "mlp.neurons"]
+    "part", ["attn.q", "attn.k", "attn.v", "attn.z", "mlp.input", "mlp.neurons"]
 )
 def test_a_change_inside_moves_its_token_alone(part, dtype):
     model = load("llama", "cuda", dtype)

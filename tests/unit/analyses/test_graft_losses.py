@@ -14,11 +14,12 @@ from typer.testing import CliRunner
 import hiddenscope as hs
 from hiddenscope import texts
 from hiddenscope.analyses.graft.compute import by_third
-from hiddenscope.analyses.graft.losses import Losses, compare_losses, measure_losses
+from hiddenscope.analyses.graft.losses import compare_losses
 from hiddenscope.analyses.graft.story import LossReport
 from hiddenscope.cli.main import app
 from hiddenscope.errors import ModuleError, NotFinite, TextError
 from hiddenscope.passes import Inputs, Pass
+from hiddenscope.passes.losses import Losses, measure_losses
 from hiddenscope.results import views_of
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from tests.unit.analyses.refused import check_refused

@@ -697,7 +697,7 @@ def test_predictions_that_lean_to_no_class_go_together_by_two_over_pi() -> None:
     """
     given = states(noise(1, 60, 40))
     labels = [int(k < 24) for k in range(60)]
-    rows = labelled_rows(given, labels, "classify", "layer.*", "last", False)
+    rows = labelled_rows(given, labels, "classify", "layer.*", "last")
     target = target_of(rows, "classify")
     own, predicted = standardised(given.values[0])[0], torch.zeros(60)
     found = null_distribution(own, predicted, target, design_of(rows, target, 0))
@@ -875,7 +875,7 @@ def test_rows_have_one_control_label_in_any_order() -> None:
     targets, folds = torch.arange(30) % 2, np.arange(30) % 5
     order = np.random.default_rng(1).permutation(30)
     given, labels = states(torch.randn(1, 30, 4)), targets.tolist()
-    rows = labelled_rows(given, labels, "classify", "layer.*", "last", False)
+    rows = labelled_rows(given, labels, "classify", "layer.*", "last")
     for seed in range(5):
         drawn = control(targets, rows, folds, seed)
         assert drawn is not None and not torch.equal(drawn, targets)

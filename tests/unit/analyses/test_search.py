@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -21,9 +21,10 @@ from hiddenscope.errors import (
 from hiddenscope.sites import Site
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from hiddenscope.vectors import collection, nearest
-from hiddenscope.vectors.nearest import NEARNESSES, Nearest, Nearness
+from hiddenscope.vectors.nearest import Nearest, Nearness
 
 Tiny = Callable[..., hs.Model]
+NEARNESSES = get_args(Nearness)
 TEXTS = [
     "The cat sat on the mat.",
     "A dog",

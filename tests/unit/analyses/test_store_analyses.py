@@ -103,6 +103,8 @@ def written(
         )
     (folder / "labels.jsonl").write_text("\n".join(lines))
     (folder / "others.jsonl").write_text("\n".join(lines[::-1]))
+    direction = hs.Direction.of(states["layer.2"][3], sites="layer.2")
+    direction.save(folder / "direction.gguf")
     return folder
 
 
@@ -132,6 +134,16 @@ ASKED: dict[str, tuple[list[str], Call]] = {
         ["--smallest", "4"],
         lambda source, _: hs.cluster(source, smallest=4),
     ),
+    "features": (
+        ["--dictionary", "pca", "--site", "layer.2"],
+        lambda source, _: hs.features(source, None, "pca", site="layer.2"),
+    ),
+    "examples": (
+        ["--direction", "{direction}"],
+        lambda source, labels: hs.examples(
+            source, hs.Direction.load(labels.parent / "direction.gguf")
+        ),
+    ),
 }
 
 
@@ -144,7 +156,9 @@ def test_a_store_and_states_give_the_same_here_and_by_the_command(
     wanted = call(states, labels)
     same(call(store, labels), wanted)
     wanted.save(tmp_path / "wanted.json")
-    given = [one.format(labels=labels, model=written / "model") for one in words]
+    places = {"labels": labels, "model": written / "model"}
+    places["direction"] = written / "direction.gguf"
+    given = [one.format_map(places) for one in words]
     for name in ("store", "states.safetensors"):
         out = tmp_path / f"{name}.json"
         source = ["--states", str(written / name), "--out", str(out)]
@@ -164,7 +178,7 @@ def test_labels_of_states_come_from_a_file_or_a_frame_of_their_texts(
     wanted = ask(store, [str(label) for label in labels])
     for source, data in ((store, str(path)), (states, frame), (store, hs.read(path))):
         xarray.testing.assert_equal(ask(source, data).data, wanted.data)
-    rows = labelled_rows(store, str(path), "classify", "layer.2", "mean", False)
+    rows = labelled_rows(store, str(path), "classify", "layer.2", "mean")
     assert len(rows.labels) == 23, "of two copies one counts"
     # Where the texts are not kept, their number is compared.
     ids = hs.States(

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.workbench.fixtures import kept, root, store, tiny_name
+from tests.workbench.fixtures import dictionaries, kept, root, store, tiny_name
 from tests.workbench.inside import BenchInside, inside
 
-__all__ = ["kept", "root", "store", "tiny_name"]
+__all__ = ["dictionaries", "kept", "root", "store", "tiny_name"]
 
 
 @pytest.fixture(scope="session")

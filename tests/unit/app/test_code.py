@@ -16,7 +16,7 @@ from tests.workbench.code import check_code, run_command, run_python
 from tests.workbench.serving import Bench
 
 # With their code they take more than a second.
-SLOW = ("drift", "graft", "probe", "project", "steer")
+SLOW = ("drift", "features", "graft", "probe", "project", "steer")
 ASKED = []
 for asked, request in QUESTIONS.items():
     marks = [pytest.mark.slow] if asked in SLOW else []

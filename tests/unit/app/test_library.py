@@ -5,15 +5,19 @@ opaque names, whatever lies around there.
 import json
 import os
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from huggingface_hub import constants
 
+import hiddenscope as hs
 from hiddenscope.app.library import STATES_FORMATS, Library, store_identity
 from hiddenscope.app.routes import Desk
 from hiddenscope.app.schemas import ModelChoice
+from hiddenscope.directions.encoding import Encoding
 from hiddenscope.errors import LoadError, TextError, UnknownModel
 from tests.workbench.serving import Bench, settings_in
 
@@ -84,6 +88,38 @@ def test_names_are_opaque_and_only_those_of_what_is_there_are_taken(
     assert folders(bare) == [] and bare.stores() == []
     with pytest.raises(UnknownModel, match="no folder was given"):
         bare.model_path(name)
+
+
+def test_dictionaries_are_offered_and_lead_nowhere_outside_the_root(
+    tmp_path: Path,
+) -> None:
+    root = tmp_path / "root"
+    basis = hs.Dictionary.of(torch.eye(4), "layer.1")
+    basis = replace(basis, encoding=Encoding("relu"))
+    for folder in (root / "sae", tmp_path / "outside"):
+        basis.save(folder)
+    (root / "link").symlink_to(tmp_path / "outside")
+    found = Library(settings_in(tmp_path, root=root))
+    ((name, label),) = ((one.name, one.label) for one in found.dictionaries())
+    assert (label, "sae" in name) == ("sae", False)
+    assert found.dictionary_path(name) == root / "sae"
+    with pytest.raises(UnknownModel, match="there is none below the root"):
+        found.dictionary_path("dictionary:0123456789abcdef")
+    arguments = {"texts": "a", "dictionary": name, "site": "layer.1"}
+    asked = {
+        "analysis": "features",
+        "model": {"name": "smollm2"},
+        "arguments": arguments,
+    }
+    desk = Desk(settings_in(tmp_path), None, None, found)  # type: ignore[arg-type]
+    key, request = desk.resolve(asked)
+    assert request["arguments"]["dictionary"] == str(root / "sae")
+    assert desk.names_in_code(asked)[name].path == str(root / "sae")
+    # Another file in its folder makes another question.
+    (root / "sae" / "more").write_text("x")
+    assert desk.resolve(asked)[0] != key
+    asked["arguments"] = {**arguments, "dictionary": "pca"}
+    assert desk.resolve(asked)[1]["arguments"]["dictionary"] == "pca"
 
 
 def test_a_model_is_told_from_others_by_its_files_its_dtype_and_its_version(

@@ -111,6 +111,46 @@ def test_one_state_with_its_names_and_what_changes_do(
     assert moved["used"] == {"toward": "a b", "away": "c d", "strength": 4.0}
 
 
+@pytest.mark.parametrize("site", ["layer.2", "layer.2.mlp"])
+def test_the_strongest_features_of_a_state_are_those_of_the_analysis(
+    bench: Bench,
+    tiny_name: str,
+    dictionaries: dict[str, hs.Dictionary],
+    site: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = bench.dictionary(site)
+    painted = bench.answer("features", tiny_name, texts=TEXT, dictionary=name)
+    assert painted["columns"] == list(range(13))
+    # A dictionary is read and proved once, however often it is asked.
+    monkeypatch.setattr(hs.Dictionary, "read", lambda *_: pytest.fail("read again"))
+    cell = {"text": TEXT, "site": site, "token": 3, "dictionary": name}
+    listed = bench.answer("state", tiny_name, **cell)["state"]["features"]
+    model = hs.load(bench.settings.root / "models" / "tiny")  # type: ignore[operator]
+    result = hs.features(model, TEXT, dictionaries[site])
+    at = result.data.isel(site=0, token=3)
+    assert [f"{one['feature']}" for one in listed] == at["strongest"].values.tolist()
+    activations = [one["activation"] for one in listed]
+    assert activations == pytest.approx(at["activation"].values.tolist(), rel=1e-4)
+    words = {one["feature"]: one["words"] for one in result.facts["strongest"]}
+    both = [one for one in listed if one["feature"] in words]
+    assert both and all(one["words"] == words[one["feature"]] for one in both)
+    cell["site"] = "layer.1"
+    said = bench.answer("state", tiny_name, **cell)["state"]["features"]
+    assert said == f"The dictionary is of {site}."
+
+
+def test_a_dictionary_of_another_model_is_refused_and_the_state_is_told(
+    bench: Bench, dictionaries: dict[str, hs.Dictionary]
+) -> None:
+    cell = {"text": TEXT, "site": "layer.2", "token": 3}
+    name = bench.dictionary("layer.2")
+    words = bench.folder("models/words")
+    told = bench.answer("state", words, **cell, dictionary=name)["state"]
+    assert told["norm"] > 0
+    assert told["features"].endswith("Give a dictionary of this model.")
+
+
 def test_answers_are_the_likeliest_tokens_that_differ(
     bench: Bench, tiny_name: str
 ) -> None:

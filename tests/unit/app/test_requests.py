@@ -31,6 +31,12 @@ LIMITS: list[tuple[str, str, list[Any], list[Any]]] = [
     ("lens", "k", [-(10**6), 10**6], [-(10**6) - 1, 10**6 + 1, "5", 1.5]),
     ("lens", "sites", ["layer.*, final", "x" * 200], ["x" * 201, "a/b", ""]),
     ("probe", "data", ["upload:0123456789abcdef", "a-b_1"], ["../x.csv", "upload:1"]),
+    (
+        "features",
+        "dictionary",
+        ["neurons", "pca", "random", "dictionary:0123456789abcdef"],
+        ["../sae", "/etc", "dictionary:xyz", "other", ""],
+    ),
     ("embed", "pool", ["first", "cls", -1], ["3", "middle", 1.5, True, 10**9]),
     ("embed", "normalize", [True], [1, "yes"]),
     ("grid", "text", ["x" * 20_000], ["", "x" * 20_001, None]),
@@ -57,6 +63,7 @@ LIMITS: list[tuple[str, str, list[Any], list[Any]]] = [
 ]
 LEAST: dict[str, dict[str, Any]] = {
     "lens": {"texts": TEXT},
+    "features": {"texts": TEXT},
     "embed": {"texts": TEXT},
     "probe": {"data": "a"},
     "grid": {"text": TEXT},

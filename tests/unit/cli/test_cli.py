@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import xarray
 from typer.main import get_command
 from typer.testing import CliRunner
@@ -21,6 +22,7 @@ from hiddenscope.catalog import ANALYSES
 from hiddenscope.cli import arguments, endings, terminal
 from hiddenscope.cli import main as cli
 from hiddenscope.cli.demo import _print_grid
+from hiddenscope.directions.encoding import Encoding
 from hiddenscope.errors import SiteError
 from hiddenscope.loading import zoo
 from hiddenscope.loading.outline import Outline, check_sites, outline
@@ -54,8 +56,11 @@ def test_every_command_takes_the_shared_options_and_says_what_each_does() -> Non
     for name, command in COMMANDS.items():
         shared = {"--json", "--progress", "--debug"}
         if name not in ("models", "store", "serve", "doctor"):
-            shared |= {"--device", "--dtype"}
-        if name not in ("store", "serve", "doctor"):
+            shared |= {"--device"}
+        # A dictionary is trained on states that are there, and kept where --to says.
+        if name not in ("models", "store", "serve", "doctor", "fit"):
+            shared |= {"--dtype"}
+        if name not in ("store", "serve", "doctor", "fit"):
             # The models of a series are arguments.
             shared |= {"--out"} if name == "series" else {"--model", "--out"}
         assert shared <= options_of(name), name
@@ -133,6 +138,7 @@ WITHOUT_TEXTS = {
     "models",
     "store",
     "extract",
+    "fit",
     "project",
     "probe",
     "graft",
@@ -143,6 +149,7 @@ BESIDE = {
     "steer": ["--toward", "a", "--away", "b"],
     "contributions": ["--answer", " a"],
     "patch": ["b", "--answer", " x", "--other", " y"],
+    "examples": ["--direction", "layer.1.mlp.neuron.7"],
 }
 BEFORE = {"drift": ["smollm2"], "search": ["cities-complete"], "compare": ["A text."]}
 
@@ -225,6 +232,45 @@ def test_texts_come_from_files_and_from_stdin(folder: str, tmp_path: Path) -> No
         cli.app, ["embed", f"@{table}", "--text", "no", "--model", folder]
     )
     assert (done.exit_code, "No column 'no'" in done.stderr) == (2, True)
+
+
+def test_a_feature_of_a_dictionary_stands_in_place_of_texts(
+    folder: str, tmp_path: Path
+) -> None:
+    rows = hs.load(folder).capture([TEXT, TEXT[::-1]], "layer.1")["layer.1"]
+    _, _, components = torch.linalg.svd(rows, full_matrices=False)
+    both = torch.cat([components[:6], -components[:6]])
+    hs.Dictionary(
+        both,
+        both.T.contiguous(),
+        torch.zeros(len(both)),
+        torch.zeros(both.shape[1]),
+        "layer.1",
+        "layer.1",
+        Encoding("relu"),
+    ).save(tmp_path / "sae")
+    feature, model = f"feature:{tmp_path}/sae:2", ["--model", folder]
+    assert "Feature 2 at layer.1 writes" in ask("lens", feature, *model, "-k", "3")
+    said = ask("contributions", "The capital", "--answer", feature, *model)
+    assert "layer.1 along feature 2" in said
+    words = ["steer", "The capital", "--toward", feature, *model, "--new-tokens", "0"]
+    assert "what feature 2 writes" in ask(*words)
+    for more, told in (
+        (["--away", "is"], "--toward is a feature"),
+        (["--sites", "layer.1.mlp.neurons"], "states at layer.1.mlp.neurons have"),
+    ):
+        done = runner.invoke(cli.app, [*words, *more])
+        assert (done.exit_code, told in done.stderr) == (2, True), done.stderr
+    done = runner.invoke(cli.app, ["lens", f"{feature}000", *model])
+    assert (done.exit_code, "No feature 2,000" in done.stderr) == (2, True)
+    for words in (["feature:sae"], ["feature:sae:-1"], [feature, feature]):
+        done = runner.invoke(cli.app, ["lens", *words, *model])
+        assert (done.exit_code, "Give feature:PATH:17 alone" in done.stderr) == (
+            2,
+            True,
+        )
+    done = runner.invoke(cli.app, ["steer", "The capital", "--toward", "is", *model])
+    assert (done.exit_code, "No texts" in done.stderr) == (2, True)
 
 
 def test_errors_give_remedies_for_the_command_line(folder: str) -> None:

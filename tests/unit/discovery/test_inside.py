@@ -83,6 +83,127 @@ def test_one_neuron_writes_its_column_of_the_last_projection():
     close(states["layer.2.mlp.neuron.7"], expected)
 
 
+# The norm before the MLP, of the middle of the block; where there is none, the MLP
+# takes the middle as it is.
+NORMS = {
+    "gpt2": ("transformer.h.1.ln_2", "transformer.h.1.mlp"),
+    "llama": ("model.layers.1.post_attention_layernorm", "model.layers.1.mlp"),
+    "gemma3_text": ("model.layers.1.pre_feedforward_layernorm", "model.layers.1.mlp"),
+    "opt": ("model.decoder.layers.1.final_layer_norm", ""),
+    "bloom": ("transformer.h.1.post_attention_layernorm", ""),
+    "gpt_neox": ("gpt_neox.layers.1.post_attention_layernorm", "gpt_neox.layers.1.mlp"),
+    "gptj": ("transformer.h.1.ln_1", "transformer.h.1.mlp"),
+    "mixtral": ("model.layers.1.post_attention_layernorm", "model.layers.1.mlp"),
+    "bert": ("", ""),
+    "distilbert": ("", "distilbert.transformer.layer.1.ffn"),
+}
+
+
+@pytest.mark.parametrize("family", NORMS)
+def test_the_input_of_the_mlp_is_its_norm_of_the_middle_and_makes_what_it_adds(family):
+    model = load(family)
+    norm, mlp = NORMS[family]
+    # A whole batch: the kernels of a product differ by its size.
+    states = model.capture([TEXTS[0]], "layer.2.mid,layer.2.mlp.input,layer.2.mlp")
+    rows = states["layer.2.mid"][None]
+    if norm:
+        rows = model.module.get_submodule(norm)(rows)
+    assert torch.equal(states["layer.2.mlp.input"], rows[0])
+    if mlp:
+        output = model.module.get_submodule(mlp)(rows)
+        if family == "gemma3_text":
+            after = model.module.model.layers[1].post_feedforward_layernorm
+            output = after(output)
+        assert torch.equal(states["layer.2.mlp"], output[0])
+
+
+@pytest.mark.parametrize("family", ["gptj", "falcon", "opt", "bloom", "t5", "mixtral"])
+def test_the_input_of_the_mlp_changes_what_it_adds_and_nothing_before(family):
+    model = load(family)
+    stack = "encoder." if model.encoder_decoder else ""
+    sites = [f"{stack}layer.2.{part}" for part in ("attn", "mid", "mlp")]
+    before = stacks(model.capture(TEXTS, sites, **options_of(model)))[0]
+    changes = {f"{stack}layer.2.mlp.input": hs.Scale(0.0, tokens=1)}
+    edited = hs.edit(model, TEXTS, changes, sites, **options_of(model))
+    after = stacks(edited.states)[0]
+    for site in sites[:2]:
+        assert torch.equal(before[site], after[site])
+    moved = (before[sites[2]] != after[sites[2]]).any(-1).nonzero().flatten()
+    assert moved.tolist() == [1, len(TEXTS[0]) + 1]
+
+
+class Joined(nn.Module):
+    """An MLP that also adds something else: what `other` makes of its input, or kept."""
+
+    def __init__(self, mlp, other):
+        super().__init__()
+        self.mlp, self.other = mlp, other
+
+    def forward(self, states):
+        return self.mlp(states) + self.other(states)
+
+
+class Keeping(nn.Module):
+    """A norm that keeps what it made, and hands it out when it is called as a part."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.norm, self.output = norm, []
+
+    def forward(self, states):
+        self.output[:] = [self.norm(states)]
+        return self.output[0]
+
+    def again(self, states):
+        return self.output[0]
+
+
+def test_an_mlp_that_reads_the_stream_and_its_norm_takes_in_the_stream():
+    module = tiny_model("llama")
+    for block in module.model.layers:
+        normed = nn.Sequential(block.post_attention_layernorm, block.mlp)
+        block.mlp = Joined(block.mlp, normed)
+        block.post_attention_layernorm = nn.Identity()
+    model = hs.load((module, None))
+    states = model.capture(TEXTS, "layer.1.mid,layer.1.mlp.input")
+    assert torch.equal(states["layer.1.mid"], states["layer.1.mlp.input"])
+
+
+class Gated(nn.Module):
+    """A norm with a gate of its output, as AXK2 has it."""
+
+    def __init__(self, norm, width):
+        super().__init__()
+        self.norm, self.gate = norm, nn.Linear(width, width)
+
+    def forward(self, states):
+        normed = self.norm(states)
+        return normed * self.gate(normed).sigmoid()
+
+
+def test_the_input_of_the_mlp_is_what_a_norm_with_a_gate_gives():
+    module = tiny_model("llama")
+    for block in module.model.layers:
+        norm = block.post_attention_layernorm
+        block.post_attention_layernorm = Gated(norm, module.config.hidden_size)
+    model = hs.load((module, None))
+    states = model.capture([TEXTS[0]], "layer.1.mid,layer.1.mlp.input")
+    norm = module.model.layers[0].post_attention_layernorm
+    expected = norm(states["layer.1.mid"][None])[0]
+    assert torch.equal(states["layer.1.mlp.input"], expected)
+
+
+def test_an_mlp_that_more_than_one_state_decides_has_no_input():
+    module = tiny_model("llama")
+    for block in module.model.layers:
+        block.input_layernorm = Keeping(block.input_layernorm)
+        block.mlp = Joined(block.mlp, block.input_layernorm.again)
+    model = hs.load((module, None))
+    reason = "mlp of block 1 .* decides by itself what it adds"
+    with pytest.raises(SiteError, match=reason):
+        model.capture(TEXTS, "layer.1.mlp.input")
+
+
 def test_queries_and_keys_are_those_after_rotary_positions_and_z_is_what_they_make():
     model = load("llama")
     block = model.module.model.layers[1]
@@ -128,7 +249,7 @@ def test_keys_that_are_all_zero_are_not_taken_for_shared_ones():
 @pytest.mark.parametrize("family", ["gemma3_text", "llama", "bloom", "bart", "mixtral"])
 def test_a_padded_text_has_the_inner_states_that_it_has_alone(family):
     model = load(family)
-    patterns = "*.attn.q,*.attn.k,*.attn.v,*.attn.z,*.attn.head.1"
+    patterns = "*.attn.q,*.attn.k,*.attn.v,*.attn.z,*.attn.head.1,*.mlp.input"
     options = options_of(model)
     together = stacks(model.capture(TEXTS, patterns, **options))
     for text, ids in enumerate(TEXTS):
@@ -155,6 +276,7 @@ def test_a_router_gives_probabilities_over_the_experts():
         ),
         ("mixtral", "*.mlp.neurons", "do not add up"),
         ("llama", "layer.1.router", "no softmax over experts"),
+        ("mamba", "layer.1.mlp.input", "output of one part only"),
         ("llama", "layer.2.attn.head.4", "4 heads there, counted from 0"),
         ("t5", "decoder.layer.1.cross.k", "encoder's tokens"),
     ],
@@ -163,6 +285,15 @@ def test_what_is_not_inside_is_refused_with_its_reason(family, pattern, reason):
     model = load(family)
     with pytest.raises(SiteError, match=reason):
         model.capture([[5, 6, 7, 8, 9, 10, 11, 12]], pattern, **options_of(model))
+
+
+@pytest.mark.parametrize("family", ["Gemma4TextModel", "XmodModel"])
+@pytest.mark.parametrize("site", ["layer.1.cross", "layer.1.mlp"])
+def test_a_block_that_adds_a_third_part_has_no_mlp_and_no_cross_attention(family, site):
+    row = next(row for row in folders.rows() if row["model_class"] == family)
+    model = hs.load((build(row), None))
+    with pytest.raises(SiteError, match="a third part after attention and the MLP"):
+        model.capture(TEXTS, site)
 
 
 def test_either_kernel_shows_the_same_heads_also_if_it_is_changed_after_loading():

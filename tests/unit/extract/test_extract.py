@@ -266,7 +266,7 @@ def test_analyses_of_every_nth_token(gpt2: hs.Model, tmp_path: Path) -> None:
     ):
         with pytest.raises(StatesError, match=what):
             hs.probe(store, labels, pool=pool)
-    rows = labelled_rows(store, "position", "regress", "layer.*", None, False)
+    rows = labelled_rows(store, "position", "regress", "layer.*", None)
     assert rows.labels == store.tokens.positions.tolist()
     assert {label % 4 for label in rows.labels} == {0}
     with pytest.raises(StatesError):  # no token has its neighbour here

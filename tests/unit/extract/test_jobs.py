@@ -195,14 +195,13 @@ def test_texts_that_cannot_be_made_again_are_refused(
     assert files_of(tmp_path) == before and verify(tmp_path).intact
 
 
-class Threaded:
+class Threaded(Channel):
     """A worker in a thread of this process, which may die after some messages."""
 
     def __init__(self, messages: int | None = None) -> None:
         (theirs, out), (own, back) = os.pipe(), os.pipe()
-        self.channel = Channel(os.fdopen(own, "rb"), os.fdopen(out, "wb"))
+        super().__init__(os.fdopen(own, "rb"), os.fdopen(out, "wb"))
         self.inner = Channel(os.fdopen(theirs, "rb"), os.fdopen(back, "wb"))
-        self.send, self.receive = self.channel.send, self.channel.receive
         self.left = messages
         self.thread = threading.Thread(target=self.run)
         self.thread.start()
@@ -228,10 +227,7 @@ class Threaded:
         return self.poll()
 
     def kill(self) -> None:
-        self.channel.close_outgoing()
-
-    def close(self) -> None:
-        self.channel.close()
+        self.close_outgoing()
 
 
 @pytest.fixture

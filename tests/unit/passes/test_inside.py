@@ -12,7 +12,8 @@ from hiddenscope.modules import hooks
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 
 TEXTS = [[5, 6, 7, 8, 9, 10], [11, 12, 13, 14]]
-CHANGED = ["attn.q", "attn.k", "attn.v", "attn.z", "attn.head.1", "mlp.neurons"]
+CHANGED = ["attn.q", "attn.k", "attn.v", "attn.z", "attn.head.1"]
+CHANGED += ["mlp.input", "mlp.neurons"]
 
 
 @cache
@@ -91,7 +92,7 @@ def test_a_head_before_a_norm_is_not_changed_but_its_z_is():
 @pytest.mark.parametrize("family", ["llama", "bloom"])
 def test_states_inside_are_recorded_while_the_model_generates(family):
     model = load(family)
-    sites = "*.attn.q,*.attn.k,*.attn.v,*.attn.z,*.attn.head.*"
+    sites = "*.attn.q,*.attn.k,*.attn.v,*.attn.z,*.attn.head.*,*.mlp.input"
     with hs.recording(model, sites) as recorded:
         output = model.module.generate(
             torch.tensor(TEXTS[:1]), max_new_tokens=4, do_sample=False
@@ -134,6 +135,7 @@ def test_extracted_states_inside_equal_captured_ones(tmp_path):
     model = hs.load((tiny_model("falcon"), tiny_tokenizer()))
     texts = ["the cat is in the hat", "on and on"]
     sites = "layer.2,layer.2.attn.k,layer.2.attn.head.*,layer.2.mlp.neurons"
+    sites += ",layer.2.mlp.input"
     store = hs.extract(model, texts, to=tmp_path / "store", sites=sites)
     states = model.capture(texts, sites)
     for site in states.sites:

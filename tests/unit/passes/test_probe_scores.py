@@ -87,6 +87,63 @@ def test_padding_has_no_score(
     assert rec.scores.of(0).tokens.ids.tolist() == written[0, 2:-1].tolist()
 
 
+@pytest.mark.parametrize("pad", [0, None])
+def test_a_text_that_ended_is_scored_as_alone(
+    pad: int | None, model: hs.Model, probes: dict[str, hs.Probe]
+) -> None:
+    """Pads after the end count as real in the mask of `generate`, and are not."""
+    module: Any = tiny_model("llama")
+    whole = generate(module, IDS)
+    # The second token that the second text is given ends it; a prompt may hold it too.
+    end = int(whole[1, 5])
+    assert end != whole[1, 4] and end not in whole[0]
+    module.generation_config.eos_token_id = [end]
+    ids = torch.cat([torch.full((2, 1), end), IDS], 1)
+    for prompt in (IDS, ids):
+        alone = []
+        for row in range(2):
+            with hs.recording(module, probes=probes["two"]) as rec:
+                generate(module, prompt[row : row + 1])
+            alone.append(rec.scores)
+        with hs.recording(module, probes=probes["two"]) as rec:
+            written = generate(module, prompt, pad_token_id=pad)
+        for row in range(2):
+            part = rec.scores.of(row)
+            expected = alone[row].tokens.ids.tolist()
+            assert part.tokens.ids.tolist() == expected
+            np.testing.assert_allclose(
+                part["layer.1"], alone[row]["layer.1"], rtol=1e-4, atol=1e-5
+            )
+        assert len(rec.scored) == written.shape[1] - prompt.shape[1]
+        if prompt is IDS:
+            assert rec.scores.tokens.lengths.tolist() == [9, 5]
+    # A text that goes on after an end has not ended.
+    with hs.recording(module, probes=probes["two"]) as rec, torch.no_grad():
+        cache = module(IDS).past_key_values
+        for token in (end, 5, 6):
+            step = torch.tensor([[token], [7]])
+            cache = module(step, past_key_values=cache).past_key_values
+    assert rec.scores.tokens.lengths.tolist() == [7, 7]
+
+
+def test_probes_in_a_list_are_named_by_their_sites(
+    module: nn.Module, model: hs.Model, probes: dict[str, hs.Probe]
+) -> None:
+    with hs.recording(model, probes=[*probes.values()]) as rec:
+        generate(module, IDS)
+    with hs.recording(model, probes=probes) as named:
+        generate(module, IDS)
+    for name, other in zip(("layer.1", "final", "layer.1 (3)"), probes, strict=True):
+        np.testing.assert_array_equal(rec.scores[name], named.scores[other])
+    for ask in (rec.scores.alarms, rec.scores.so_far, rec.scores.__getitem__):
+        with pytest.raises(
+            Error, match=r"No probe 'x': there are layer.1, layer.1 .3., final"
+        ):
+            ask("x")
+    with pytest.raises(Error, match="it is a str"), hs.recording(model, probes=["x"]):
+        pass
+
+
 def test_beam_search_has_no_joined_scores(
     module: Any, model: hs.Model, probes: dict[str, hs.Probe]
 ) -> None:
@@ -206,3 +263,91 @@ def test_a_saved_probe_knows_its_model(tmp_path: Path, model: hs.Model) -> None:
         model.module(IDS)
     expected = probe.decision_function(model.capture(IDS, "layer.1")["layer.1"])
     np.testing.assert_array_equal(rec.scores["layer.1"], expected)
+
+
+def with_pool(probe: hs.Probe, pool: str) -> hs.Probe:
+    """Copy a probe of two classes that pools the scores of tokens."""
+    copy = hs.Probe(site=probe.site)
+    copy.coef_, copy.intercept_ = probe.coef_, probe.intercept_
+    copy.classes_, copy.pool = probe.classes_, pool
+    if pool == "attention":
+        copy.query_ = np.random.default_rng(1).normal(size=64)
+    return copy
+
+
+@pytest.mark.parametrize("pool", ["last", "mean", "rolling:3", "softmax", "attention"])
+def test_alarms_are_those_of_the_text_so_far(
+    pool: str, module: nn.Module, model: hs.Model, probes: dict[str, hs.Probe]
+) -> None:
+    probe = with_pool(probes["two"], pool)
+    with hs.recording(model, "layer.1", probes={"p": probe}) as rec:
+        generate(module, IDS)
+    with pytest.raises(Error, match="has no threshold"):
+        rec.scores.alarms("p")
+    so_far = rec.scores.so_far("p")
+    negatives = np.full(30, np.median(so_far))
+    probe.threshold(negatives, false_positives=0.1)
+    assert probe.threshold_ is not None
+    alarms = rec.scores.alarms("p")
+    assert 0 < alarms.sum() < len(alarms) == 18
+    # By hand, from the states that were kept.
+    for text in range(2):
+        part = rec.scores.of(text)
+        rows = [states["layer.1"][states.tokens.rows(text)] for states in rec.passes]
+        states = torch.cat(rows)
+        np.testing.assert_array_equal(part["p"], probe.decision_function(states))
+        for end in range(1, 10):
+            expected = probe.so_far(probe.readings(states[:end]))[-1]
+            assert part.so_far("p")[end - 1] == pytest.approx(expected)
+        assert not part.alarms("p")[0]
+        assert (
+            part.alarms("p")[1:].tolist()
+            == (part.so_far("p") > probe.threshold_.value)[1:].tolist()
+        )
+
+
+def test_a_text_can_be_stopped_when_a_probe_rings(
+    module: Any, model: hs.Model, probes: dict[str, hs.Probe]
+) -> None:
+    probe = with_pool(probes["two"], "last")
+    with hs.recording(model, probes={"p": probe}) as rec:
+        whole = generate(module, IDS[:1])
+    median = np.median(rec.scores.so_far("p"))
+    probe.threshold(np.full(30, median), false_positives=0.1)
+    first = int(rec.scores.alarms("p").argmax())
+    assert rec.scores.alarms("p").any()
+
+    def rings(ids: torch.Tensor, scores: Any, **options: Any) -> torch.Tensor:
+        return torch.tensor([bool(live.scores.alarms("p").any())])
+
+    with hs.recording(model, probes={"p": probe}) as live:
+        cut = generate(module, IDS[:1], stopping_criteria=[rings])
+    assert cut.shape[1] == max(first + 2, 5) <= whole.shape[1]
+
+
+def test_states_of_vllm_have_the_same_scores(
+    tmp_path: Path, module: Any, model: hs.Model, probes: dict[str, hs.Probe]
+) -> None:
+    from safetensors.torch import save_file
+
+    with hs.recording(model, "layer.1", probes={"p": probes["two"]}) as rec:
+        generate(module, IDS[:1])
+    # What vLLM saves of a request: `hidden_states` [token, layer, width] and its ids.
+    states = torch.cat([part["layer.1"] for part in rec.passes])
+    ids = torch.from_numpy(rec.scores.tokens.ids.copy())
+    path = tmp_path / "request.safetensors"
+    save_file({"hidden_states": states[:, None].clone(), "token_ids": ids}, path)
+    saved = hs.States.read(path, sites=[1])
+    scores = probes["two"].decision_function(saved["layer.1"])
+    np.testing.assert_array_equal(scores, rec.scores["p"])
+
+
+def test_a_state_that_is_not_finite_is_not_scored(
+    module: Any, model: hs.Model, probes: dict[str, hs.Probe]
+) -> None:
+    with hs.recording(model, probes={"p": probes["two"]}) as rec:
+        module(IDS)
+    (readings,) = [part.readings["p"] for part in rec.recorded]
+    readings[0, 2] = torch.nan
+    with pytest.raises(Error, match="a NaN or an infinity"):
+        _ = rec.scores

@@ -101,7 +101,14 @@ def story(report: AnatomyReport, result: Result) -> Iterator[Section]:
         )
         findings.append(proof)
         if stack.parts:
-            findings.append(_sums(stack.parts))
+            parts = stack.parts
+            block_kind = parts[0].block_kind
+            has_cross = any(part.site.endswith(".cross") for part in parts)
+            sums = SUMS[block_kind].format(cross=" + cross" if has_cross else "")
+            if has_cross and block_kind == "post-norm":
+                sums = POST_NORM_CROSS
+            places = ", ".join(f"{part.site} is the {part.module}" for part in parts)
+            findings.append(f"In a {block_kind} block {sums}: {places}.")
     findings += [_head(report), *report.notes]
     built = [
         f"the {stack.stack} has {stack.blocks} blocks of width {stack.width}"
@@ -129,23 +136,18 @@ def story(report: AnatomyReport, result: Result) -> Iterator[Section]:
                 " last entry of `hidden_states` is `final`, which is normed, while all"
                 " others are raw."
             )
-    yield Section(
-        "How do we know which state is which?",
-        (*map(Aside, findings), *map(Explanation, (" ".join(proofs), meaning))),
-        (_differences(result),),
-        caption,
-        tables=(_table(result),),
-    )
-
-
-def _table(result: Result) -> Table:
-    """Return every layer with what it was compared with, and the difference."""
     data = result.data
     columns = ["site", "entry", "difference", "module", "kind"]
     cells = [labels(data, name) for name in columns]
     cells[2] = tuple(f"{value:.3g}" for value in data["difference"].to_numpy())
     rows = list(map(list, zip(*cells, strict=True)))
-    return Table(columns, rows, text_columns=(0, 1, 3, 4))
+    yield Section(
+        "How do we know which state is which?",
+        (*map(Aside, findings), *map(Explanation, (" ".join(proofs), meaning))),
+        (_differences(result),),
+        caption,
+        tables=(Table(columns, rows, text_columns=(0, 1, 3, 4)),),
+    )
 
 
 def _differences(result: Result) -> Lines:
@@ -209,17 +211,6 @@ def _proof(stack: StackProof, several: bool, entries: Sequence[str]) -> str:
         f"{proof}; the last entry is final, and layer.{stack.blocks}, before the"
         f" final norm, differs from it by up to {stack.raw_difference:,.4g}"
     )
-
-
-def _sums(parts: list[PartPlace]) -> str:
-    """Say how the parts of a block add up, and where each is."""
-    kind = parts[0].block_kind
-    has_cross = any(part.site.endswith(".cross") for part in parts)
-    sums = SUMS[kind].format(cross=" + cross" if has_cross else "")
-    if has_cross and kind == "post-norm":
-        sums = POST_NORM_CROSS
-    places = ", ".join(f"{part.site} is the {part.module}" for part in parts)
-    return f"In a {kind} block {sums}: {places}."
 
 
 def _head(report: AnatomyReport) -> str:

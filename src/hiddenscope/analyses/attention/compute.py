@@ -92,10 +92,30 @@ def read_heads(
     positions = select_positions(queries, tokens)
     data, weights = read_weights(model, inputs, selection, positions)
     notes = list(selection.notes)
-    tests = None
-    if draws:
-        tests = _tested(model, selection, draws, seed, notes)
-    if tests is not None:
+    # A token reads only itself and tokens before it.
+    causal = not selection.is_cross
+    causal &= model.anatomy.stack_named(selection.stack).causal
+    tests = texts = None
+    if draws and selection.is_cross:
+        notes.append(
+            "Heads of cross-attention were not tested: the tokens that they read are of"
+            " another text."
+        )
+    elif draws:
+        texts = draw_texts(model, selection.stack, draws, seed, causal=causal)
+        if texts is None:
+            notes.append(
+                "Heads were not tested: the window or the vocabulary of this model is"
+                " too small for texts of random tokens."
+            )
+    if texts is not None:
+        if not causal:
+            notes.append(
+                "Induction was not tested: it is about what followed an earlier token,"
+                " and this model reads the whole text."
+            )
+        tests = measure_relations(model, texts, selection, seed)
+        # The score of every head, and what chance gives.
         data.coords["relation"] = list(tests.relations)
         for name in ("score", "null", "p", "p_half"):
             dims = ("relation", "layer", "head")
@@ -113,7 +133,7 @@ def read_heads(
         layers=len(selection.sites),
         heads=sum(len(part.heads) for part in selection.attentions),
         tokens=tokens,
-        causal=_is_causal(model, selection),
+        causal=causal,
         kernel=kernels[tuple(sorted(fused))],
         rows_sum_to=1.0 if smallest_sum > 1 - ROUNDING else smallest_sum,
         error=weights.error,
@@ -123,39 +143,6 @@ def read_heads(
     )
     source = model.source(selection.stack, checked=True)
     return Result("attention", data, report, source)
-
-
-def _is_causal(model: Model, selection: Selection) -> bool:
-    """Tell whether a token reads only itself and tokens before it."""
-    if selection.is_cross:
-        return False
-    return model.anatomy.stack_named(selection.stack).causal
-
-
-def _tested(
-    model: Model, selection: Selection, draws: int, seed: int, notes: list[str]
-) -> RelationTests | None:
-    """Test the heads on random tokens; where that is not done, a note says why."""
-    if selection.is_cross:
-        notes.append(
-            "Heads of cross-attention were not tested: the tokens that they read are of"
-            " another text."
-        )
-        return None
-    causal = _is_causal(model, selection)
-    texts = draw_texts(model, selection.stack, draws, seed, causal=causal)
-    if texts is None:
-        notes.append(
-            "Heads were not tested: the window or the vocabulary of this model is too"
-            " small for texts of random tokens."
-        )
-        return None
-    if not causal:
-        notes.append(
-            "Induction was not tested: it is about what followed an earlier token, and"
-            " this model reads the whole text."
-        )
-    return measure_relations(model, texts, selection, seed)
 
 
 def read_weights(

@@ -79,7 +79,7 @@ def draw_texts(
     # No token comes twice by chance, so that a repetition is the only one.
     different, repeated = [], []
     for _ in range(draws):
-        tokens: Ints = generator.choice(ordinary, 2 * run, replace=False)
+        tokens = generator.choice(ordinary, 2 * run, replace=False)
         first = tokens[:run].tolist()
         second = tokens[run:].tolist()
         different.append((*before, *first, *second, *after))
@@ -147,8 +147,16 @@ class RelationTally:
         # Hidden keys have no weight in any head of any text.
         visible = (rows.values > 0).any(1).any(1)
         shares = 1 / visible.sum(-1).clamp_min(1).double()
+        positions = np.array(rows.positions)
+        start, run = self.texts.start, self.texts.run
+        related = related_keys(positions)
+        related[INDUCTION] = positions - run + 1
         for number, relation in enumerate(self.relations):
-            places, keys = self._cells(relation, np.array(rows.positions))
+            # The first token reads itself or what follows, whatever the head does.
+            first = start + run if relation == INDUCTION else max(1, start)
+            among = (first <= positions) & (positions < start + 2 * run)
+            places = np.flatnonzero(among).tolist()
+            keys = related[relation][among].tolist()
             if not places:
                 continue
             is_visible = visible[:, places, keys]
@@ -162,19 +170,6 @@ class RelationTally:
                 self.cells[number, rows.texts, layer] += cells[place]
                 of_layer = self.sums[number, :, layer]
                 of_layer[np.ix_(rows.texts, self.columns[site])] += sums[place]
-
-    def _cells(self, relation: str, positions: Ints) -> tuple[list[int], list[int]]:
-        """Return the rows that have a related token, and its position."""
-        texts = self.texts
-        # The first token reads itself or what follows, whatever the head does.
-        first = max(1, texts.start)
-        keys = related_keys(positions)
-        if relation == INDUCTION:
-            first = texts.start + texts.run
-            keys[INDUCTION] = positions - texts.run + 1
-        last = texts.start + 2 * texts.run
-        places = np.flatnonzero((first <= positions) & (positions < last))
-        return places.tolist(), keys[relation][places].tolist()
 
     def tests(self, seed: int) -> RelationTests:
         """Test all heads and relations at once, against chance and against a half."""

@@ -81,7 +81,7 @@ def select_attentions(
             "an encoder, a decoder and cross-attention read different tokens",
             f"Choose one of {', '.join(patterns)}.",
         )
-    known: list[WatchedAttention] = []
+    known = []
     reasons: dict[str, list[Site]] = {}
     # The kernel may have been changed since the last look.
     model.anatomy.look_inside()
@@ -203,7 +203,7 @@ def parse_numbers(value: NumberChoice, name: str) -> list[int]:
     """
     if isinstance(value, int):
         return [value]
-    numbers: list[int] = []
+    numbers = []
     if not isinstance(value, str):
         numbers = [int(number) for number in value]
     elif _NUMBERS.fullmatch(value.strip()):

@@ -1,7 +1,7 @@
 """The story of attention: what every head reads, and which do what was tested."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -104,40 +104,13 @@ class AttentionReport(Report):
         return heads
 
 
-class _Window(NamedTuple):
-    """The tokens that a picture shows, and what to say of the others."""
-
-    queries: slice
-    keys: slice
-    note: str
-
-
 def story(report: AttentionReport, result: Result) -> Iterator[Section]:
     """Yield the patterns with what was found, then the scores of all heads."""
     listings = tuple(_listings(report))
-    yield Section(
-        "What does each head read?",
-        tuple(_findings(report, result)),
-        (_heads(report, result),),
-        READING,
-        tables=(*listings, *map(table_of, listings)),
-    )
-    scores = _score_grid(result)
-    if scores is not None:
-        yield Section(
-            "Which heads do what",
-            views=(scores,),
-            reading="Every cell is one head: the mean weight that it puts on the token"
-            " that the title names. Choose another measure above.",
-            folded=True,
-        )
-
-
-def _heads(report: AttentionReport, result: Result) -> Patterns:
-    window = _window(result.data)
-    data = result.data.isel(query=window.queries, key=window.keys)
+    queries, keys, note = _window(result.data)
+    data = result.data.isel(query=queries, key=keys)
     weights = data["pattern"].values
-    notes = [window.note] if window.note else []
+    notes = [note] if note else []
     steps = steps_of(weights)
     if steps < FINE_STEPS:
         notes.append(
@@ -157,22 +130,73 @@ def _heads(report: AttentionReport, result: Result) -> Patterns:
         scores=tuple(_scores(data)),
         note=" ".join(notes),
     )
-    object.__setattr__(heads, "large", _large(report, heads))
-    return heads
+    places = {}
+    for row, column in np.argwhere(heads.exists).tolist():
+        places[heads.name_of(row, column)] = row, column
+    # The head that is large at first: the strongest of those that were found, or else
+    # the first one there is.
+    large = next(iter(places.values()), (0, 0))
+    for relation in reversed(FIRST_SHOWN):
+        for head in reversed(report.heads_of(relation) or []):
+            large = places.get(head.site, large)
+    object.__setattr__(heads, "large", large)
+    yield Section(
+        "What does each head read?",
+        tuple(_findings(report, result)),
+        (heads,),
+        READING,
+        tables=(*listings, *map(table_of, listings)),
+    )
+    # How far each head does what was tested, layer by head.
+    measures = []
+    tested = "score" in result.data
+    for name in _relations(result.data):
+        variable = result.data["score" if tested else name]
+        where = "random tokens" if tested else "this text"
+        if tested:
+            variable = variable.sel(relation=name)
+        if name == "induction":
+            where = "repeated random tokens"
+        measure = Measure(
+            f"mean weight on {RELATIONS[name]}",
+            variable.values,
+            limits=(0, 1),
+            title=(
+                f"How much each head of {model_name(result)} reads {RELATIONS[name]},"
+                f" in {where}"
+            ),
+        )
+        measures.append(measure)
+    if measures:
+        grid = Grid(
+            measures[0].title,
+            labels(result.data, "site"),
+            labels(result.data, "head"),
+            tuple(measures),
+            x_name="head",
+        )
+        yield Section(
+            "Which heads do what",
+            views=(grid,),
+            reading="Every cell is one head: the mean weight that it puts on the token"
+            " that the title names. Choose another measure above.",
+            folded=True,
+        )
 
 
-def _window(data: "xarray.Dataset") -> _Window:
-    """Choose the tokens that a picture shows: the first ones, or the last where only
-    later queries were asked for.
+def _window(data: "xarray.Dataset") -> tuple[slice, slice, str]:
+    """Choose the queries and keys that a picture shows, and say what of the others.
+
+    They are the first ones, or the last where only later queries were asked for.
     """
     total = data.sizes["key"]
     pictures = data.sizes["layer"] * data.sizes["head"]
     most = min(MOST_TOKENS, max(1, int((MOST_WEIGHTS / pictures) ** 0.5)))
     if max(data.sizes["query"], total) <= most:
-        return _Window(slice(None), slice(None), "")
+        return slice(None), slice(None), ""
     if not _positions(data):
         note = f"At most {most:,} tokens of each text are shown."
-        return _Window(slice(most), slice(most), note)
+        return slice(most), slice(most), note
     places = data["query_position"].values - data["key_position"].values[0]
     start, which = 0, "first"
     if places[0] >= most:
@@ -180,7 +204,7 @@ def _window(data: "xarray.Dataset") -> _Window:
     inside = np.flatnonzero((places >= start) & (places < start + most))
     queries = slice(int(inside[0]), int(inside[-1]) + 1)
     note = f"The {which} {most:,} of {total:,} tokens."
-    return _Window(queries, slice(start, start + most), note)
+    return queries, slice(start, start + most), note
 
 
 def _positions(data: "xarray.Dataset") -> tuple[int, ...]:
@@ -214,51 +238,6 @@ def _scores(data: "xarray.Dataset") -> Iterator[HeadScore]:
             for number in ("score", "null", "p"):
                 tested[number] = data[number].sel(relation=name).values
         yield HeadScore(SHORT[name], here, **tested)
-
-
-def _large(report: AttentionReport, heads: Patterns) -> tuple[int, int]:
-    """Choose the head that is large at first: the strongest of those that were head,
-    or else the first one there is.
-    """
-    places = {}
-    for row, head in np.argwhere(heads.exists):
-        places[heads.name_of(int(row), int(head))] = (int(row), int(head))
-    for relation in FIRST_SHOWN:
-        for head in report.heads_of(relation) or ():
-            if head.site in places:
-                return places[head.site]
-    return next(iter(places.values()), (0, 0))
-
-
-def _score_grid(result: Result) -> Grid | None:
-    """Draw how far each head does what was tested, layer by head."""
-    data = result.data
-    measures = []
-    tested = "score" in data
-    for name in _relations(data):
-        variable = data["score"].sel(relation=name) if tested else data[name]
-        where = "random tokens" if tested else "this text"
-        if name == "induction":
-            where = "repeated random tokens"
-        measure = Measure(
-            f"mean weight on {RELATIONS[name]}",
-            variable.values,
-            limits=(0, 1),
-            title=(
-                f"How much each head of {model_name(result)} reads {RELATIONS[name]},"
-                f" in {where}"
-            ),
-        )
-        measures.append(measure)
-    if not measures:
-        return None
-    return Grid(
-        measures[0].title,
-        labels(data, "site"),
-        labels(data, "head"),
-        tuple(measures),
-        x_name="head",
-    )
 
 
 def _findings(report: AttentionReport, result: Result) -> Iterator[str]:
@@ -332,7 +311,7 @@ def _named(names: list[str], count: int) -> str:
 
 
 def _listings(report: AttentionReport) -> Iterator[Listing]:
-    rows: list[tuple[str | float, ...]] = []
+    rows = []
     notes = ["The score is a mean weight on random tokens."]
     for relation in RELATIONS:
         heads = report.heads_of(relation) or []

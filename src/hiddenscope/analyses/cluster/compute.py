@@ -1,6 +1,6 @@
 """Clusters of vectors by HDBSCAN, and how stable they are."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,7 +58,7 @@ def find_clusters(
     """Return the clusters, their most typical rows, and their stability."""
     source = as_source(source)
     collection = collection_of(source, texts, site, pool, truncate)
-    rows: Ints = np.arange(collection.count)
+    rows = np.arange(collection.count)
     if len(rows) > MAX_ROWS:
         generator = np.random.default_rng(SEED)
         rows = np.sort(generator.choice(len(rows), MAX_ROWS, replace=False))
@@ -78,7 +78,7 @@ def find_clusters(
             "Leave it out.",
         )
     directions = _directions(values)
-    if not bool(directions.any()):
+    if not directions.any():
         reason = f"the vectors of all {len(values):,} {collection.unit}s are the same"
         raise StatesError(
             "Cannot cluster", reason, "Give others, or choose another site or pool."
@@ -220,7 +220,7 @@ def _run_hdbscan(places: AnyArray, smallest: int) -> tuple[Ints, AnyArray]:
     if len(places) < 2 * smallest:
         return np.full(len(places), -1), np.zeros(len(places))
     fitted = HDBSCAN(min_cluster_size=smallest, copy=True).fit(places)
-    labels: Ints = fitted.labels_.astype(np.int64)
+    labels = fitted.labels_.astype(np.int64)
     sizes = np.bincount(labels[labels >= 0], minlength=labels.max() + 1)
     # Clusters of one size are ordered by their first row.
     first_rows = np.zeros(len(sizes), dtype=np.int64)
@@ -237,7 +237,7 @@ def row_units(collection: Collection, rows: Ints, groups: Sequence[Any] | None) 
     """Number what is left out together: tokens of a text, its copies, and its group."""
     if collection.tokens is not None:
         return number_groups(collection.tokens.text[rows].tolist())
-    keys: list[Hashable] = rows.tolist()
+    keys = rows.tolist()
     if collection.strings is not None:
         keys = [copy_key(collection.strings[row]) for row in rows]
     if groups is None:

@@ -13,6 +13,7 @@ from hiddenscope.interface import SITES, TARGETS, TRUNCATE, analysis, ask
 
 if TYPE_CHECKING:
     from hiddenscope.annotations import (
+        Direction,
         Inputs,
         ModelLike,
         Pair,
@@ -53,7 +54,7 @@ def compare(
             label="Second model",
         ),
     ] = None,
-    sites: Annotated["SitePatterns", SITES] = "layer.*,final",
+    sites: Annotated["SitePatterns | Direction", SITES] = "layer.*,final",
     targets: Annotated[
         "Texts | Inputs | None", replace(TARGETS, spelling=("--target", "--targets"))
     ] = None,
@@ -64,7 +65,8 @@ def compare(
     `a` and `b` are two texts or two lists of as many; with `other`, `a` goes through
     both models. States need no model: `compare(states, others)`. Tokens that only one
     side has are gaps, NaN. Two models are also compared by the linear CKA of every pair
-    of sites, and by that alone where their widths differ. `targets` are a decoder's
+    of sites, and by that alone where their widths differ. A direction as `sites`, such
+    as a feature, adds `along`: how far they differ along it. `targets` are a decoder's
     texts, for both sides; where those of `b` differ, give `model.encode(b,
     targets=...)`.
 

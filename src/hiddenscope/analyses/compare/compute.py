@@ -31,6 +31,7 @@ from hiddenscope.analyses.compare.story import (
     Median,
     RoundingFloor,
 )
+from hiddenscope.directions.direction import Direction
 from hiddenscope.errors import StatesError, TextError
 from hiddenscope.model import Model, ModelLike, as_source
 from hiddenscope.passes import Inputs, Texts
@@ -47,7 +48,7 @@ from hiddenscope.results.dataset import (
 from hiddenscope.results.drawing import tokens_with_gaps
 from hiddenscope.sites import Site, SitePatterns, summarise
 from hiddenscope.states import Pair, Readable
-from hiddenscope.states.arrays import Bools, Floats32
+from hiddenscope.states.arrays import Floats32
 
 if TYPE_CHECKING:
     import xarray
@@ -62,11 +63,14 @@ def compare_states(
     a: Texts | Inputs | Readable | Pair,
     b: Texts | Inputs | None,
     other: ModelLike | None,
-    sites: SitePatterns,
+    sites: SitePatterns | Direction,
     targets: Texts | Inputs | None,
     truncate: bool,
 ) -> Result:
     """Return the differences of two texts, models or states as a result."""
+    direction = None
+    if isinstance(sites, Direction):
+        direction, sites = sites, sites.sites or tuple(sites.vectors)
     texts = _text_pairs(
         as_source(model), a, b, as_source(other), sites, targets, truncate
     )
@@ -75,7 +79,7 @@ def compare_states(
     with progress.track("Comparing", total=texts.count) as advance:
         for number, pair in enumerate(texts.pairs):
             for comparison, states in compare_text(
-                number, pair, sites, by_spans=b is None
+                number, pair, sites, by_spans=b is None, direction=direction
             ):
                 by_stack.setdefault(comparison.stack, []).append(comparison)
                 # An encoder and a decoder have two sets of tokens.
@@ -117,7 +121,6 @@ def compare_states(
                 "Half of the compared tokens or more differ: without an equal one, the"
                 " last of each text stand against each other."
             )
-        _put_along_sites(data)
         reports = [_stack_report(data, stack) for stack in stacks]
     cka = None
     if len(stacks) == 1 and (cka_only or other is not None or not first.one_model):
@@ -177,7 +180,10 @@ def _text_pairs(
 
 
 def _dataset(stacks: Sequence[Sequence[Comparison]]) -> "xarray.Dataset":
-    """Return one Dataset; with two stacks, cells without a state are NaN."""
+    """Return one Dataset; with two stacks, cells without a state are NaN.
+
+    It also has quantiles along the sites, over the tokens that differ.
+    """
     sites: list[str] = []
     numbers: list[int] = []
     columns: Counter[str] = Counter()
@@ -198,29 +204,25 @@ def _dataset(stacks: Sequence[Sequence[Comparison]]) -> "xarray.Dataset":
     if len(stacks) > 1:
         coords["stack"] = "token", stack_column(columns)
     variables: Variables = {}
-    for name, attributes in MEASURES.items():
+    for name in stacks[0][0].measures or ():
         blocks = []
         for stack in stacks:
             texts = [text.measures[name] for text in stack if text.measures is not None]
             blocks.append(np.concatenate(texts, axis=1))
-        variables[name] = CELLS, block_diagonal(blocks), attributes
-    return to_dataset(variables, coords)
-
-
-def _put_along_sites(data: "xarray.Dataset") -> None:
-    """Put quantiles along the sites into the data, over the tokens that differ."""
+        variables[name] = CELLS, block_diagonal(blocks), MEASURES[name]
+    data = to_dataset(variables, coords)
     l2 = data["l2"].to_numpy()
     # In a causal model the tokens before the first difference are equal everywhere, and
     # would only dilute the others.
-    differ: Bools = (np.nan_to_num(l2) > 0).any(0)
+    differ = (np.nan_to_num(l2) > 0).any(0)
     if not differ.any():
         differ = np.isfinite(l2).any(0)
     for measure in ("l2", "relative"):
         attributes = MEASURES[measure]
-        rows = [row[differ & np.isfinite(row)] for row in data[measure].to_numpy()]
+        by_site = [row[differ & np.isfinite(row)] for row in data[measure].to_numpy()]
         for name, share in QUANTILES.items():
-            values = np.full(len(rows), np.nan, dtype=np.float32)
-            for place, row in enumerate(rows):
+            values = np.full(len(by_site), np.nan, dtype=np.float32)
+            for place, row in enumerate(by_site):
                 if len(row):
                     values[place] = np.quantile(row, share)
             long_name = f"{name} {attributes['long_name']} of the tokens that differ"
@@ -229,11 +231,12 @@ def _put_along_sites(data: "xarray.Dataset") -> None:
                 values,
                 {**attributes, "long_name": long_name},
             )
+    return data
 
 
 def _compared_texts(stacks: Sequence[Sequence[Comparison]]) -> dict[str, list[str]]:
     """Return the texts of both sides, where they are known."""
-    known: dict[str, list[str]] = {}
+    known = {}
     # Two stacks are an encoder and a decoder.
     for stack, word in zip(stacks, ("texts", "targets"), strict=False):
         for side, name in enumerate((word, f"other_{word}")):

@@ -11,6 +11,7 @@ import torch
 
 from hiddenscope.analyses.compare.sides import UNKNOWN, Side, Sides, align_tokens
 from hiddenscope.analyses.compare.story import AlikeSites, Similarity
+from hiddenscope.directions.direction import Direction
 from hiddenscope.errors import SiteError, StatesError, TextError
 from hiddenscope.measures import FEWEST, WORTH_READING, linear_cka
 from hiddenscope.passes import TokenColumns
@@ -36,6 +37,10 @@ MEASURES: Mapping[str, Attributes] = {
     "deviation": {
         "long_name": "standard deviation of the difference over the width",
         "scale": "log",
+    },
+    "along": {
+        "long_name": "difference along the direction, second less first",
+        "meaning": "diverging",
     },
 }
 
@@ -90,7 +95,12 @@ def _paired(columns: TokenColumns) -> torch.Tensor:
 
 
 def compare_text(
-    number: int, pair: Sides, sites: SitePatterns, *, by_spans: bool
+    number: int,
+    pair: Sides,
+    sites: SitePatterns,
+    *,
+    by_spans: bool,
+    direction: Direction | None = None,
 ) -> Iterator[tuple[Comparison, tuple[States, States]]]:
     """Compare one text, stack by stack; yield the states that were measured, too."""
     if len(pair[0]) != len(pair[1]):
@@ -111,7 +121,7 @@ def compare_text(
                     reason,
                     "Choose sites that are in both.",
                 )
-            measures = measured(a, b, common, columns)
+            measures = measured(a, b, common, columns, direction)
         elif len(pair[0]) > 1:
             reason = f"the {a.sites[0].stack}s are {a.width} and {b.width} wide"
             remedy = "Compare one stack: compare(a.encoder, b.encoder)."
@@ -140,7 +150,11 @@ def largest_relative(first: Side, second: Side) -> float:
 
 
 def measured(
-    a: States, b: States, sites: tuple[Site, ...], columns: TokenColumns
+    a: States,
+    b: States,
+    sites: tuple[Site, ...],
+    columns: TokenColumns,
+    direction: Direction | None = None,
 ) -> dict[str, Floats32]:
     """Return every measure, `[site, column]`, NaN in gaps.
 
@@ -166,8 +180,13 @@ def measured(
             "mean": difference.mean(-1),
             "deviation": difference.std(-1, correction=0),
         }
+        if direction is not None:
+            vector = direction.vector_at(site, x.shape[-1])
+            numbers["along"] = difference @ (vector / vector.norm())
         for name, values in numbers.items():
             cells[name][row, places.numpy()] = values.numpy()
+    if direction is None:
+        del cells["along"]
     return cells
 
 

@@ -19,7 +19,7 @@ from hiddenscope.results.sentences import (
     side_names,
 )
 
-MEASURES = ("l2", "relative", "cosine", "mean", "deviation")
+MEASURES = ("l2", "relative", "cosine", "mean", "deviation", "along")
 # A title quotes two texts of at most this many characters together.
 LONGEST_TITLE_TEXTS = 66
 RUNS = {"two_copies": "alone and in two copies", "two_runs": "twice"}
@@ -126,7 +126,7 @@ def story(report: CompareReport, result: Result) -> Iterator[Section]:
     every pair of sites is.
     """
     two_models = "other" in result.source
-    untested: list[str] = []
+    untested = []
     if report.cka or any(stack.largest_relative for stack in report.stacks):
         untested.append(UNTESTED)
     remarks = [*report.notes, *untested]
@@ -141,7 +141,7 @@ def story(report: CompareReport, result: Result) -> Iterator[Section]:
     subject = "The two models" if two_models else "The texts of the two sides"
     if report.texts == 1 and not two_models:
         subject = "The two texts"
-    first: list[str] = []
+    first = []
     along: list[str] = []
     for stack in report.stacks:
         first += [*_first(stack, subject), *_growth(stack)]
@@ -197,7 +197,8 @@ def story(report: CompareReport, result: Result) -> Iterator[Section]:
 
 def _grid(report: CompareReport, result: Result) -> Grid:
     """Return two rows of tokens around the differences."""
-    grid = grid_of(result, MEASURES, _title(report, result))
+    measures = [name for name in MEASURES if name in result.data]
+    grid = grid_of(result, measures, _title(report, result))
     assert grid is not None, "every comparison of states has measures"
     data = result.data.isel(token=slice(len(grid.tokens)))
     tokens = tokens_with_gaps(data, "")

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 from hiddenscope.interface import TARGETS, analysis, ask
 
 if TYPE_CHECKING:
-    from hiddenscope.annotations import AnswerTokens, Inputs, ModelLike, Result, Texts
+    from hiddenscope.annotations import (
+        AnswerTokens,
+        Direction,
+        Inputs,
+        ModelLike,
+        Result,
+        Texts,
+    )
 
 
 @analysis(
@@ -31,9 +38,10 @@ def contributions(
         ),
     ],
     answer: Annotated[
-        "AnswerTokens",
+        "AnswerTokens | Direction",
         ask(
-            "What the text goes on with, with its leading space: ' Paris'.",
+            "What the text goes on with, with its leading space: ' Paris'; or"
+            " feature:PATH:17, of the dictionary at PATH.",
             spelling=("--answer",),
             label="Answer, with the space",
             form_help="",
@@ -62,7 +70,8 @@ def contributions(
     answer of several tokens is taken token by token, each after those before it; two
     answers are compared at the first token that differs. The strongest `neurons` are
     listed too. `targets` is the decoder's text before the answer, in an
-    encoder-decoder.
+    encoder-decoder. With a direction at a layer as `answer`, such as a feature, the
+    parts below that layer sum to the product of the last token's state with it.
 
     >>> import hiddenscope as hs
     >>> from hiddenscope.testing import tiny_model

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 import numpy as np
+from torch import Tensor
 
 from hiddenscope.analyses.contributions.parts import (
     BRANCHES,
@@ -16,7 +17,8 @@ from hiddenscope.analyses.contributions.question import (
     encode_question,
 )
 from hiddenscope.analyses.contributions.story import ContributionsReport, StrongPart
-from hiddenscope.errors import PassError
+from hiddenscope.directions.direction import Direction
+from hiddenscope.errors import PassError, SiteError
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.passes import Inputs, Texts, load_with_head
 from hiddenscope.passes.unembed import Unembedding
@@ -28,7 +30,7 @@ from hiddenscope.results.dataset import (
     text_array,
     to_dataset,
 )
-from hiddenscope.sites import Site
+from hiddenscope.sites import Site, summarise
 
 if TYPE_CHECKING:
     import xarray
@@ -59,7 +61,7 @@ LONG_NAMES = {
 def list_parts(
     model: ModelLike,
     text: Texts | Inputs,
-    answer: AnswerTokens,
+    answer: AnswerTokens | Direction,
     other: AnswerTokens | None,
     *,
     neurons: int,
@@ -67,7 +69,8 @@ def list_parts(
 ) -> Result:
     """Return what each part adds to the logit of every token of the answer."""
     model = as_model(model)
-    if not model.anatomy.makes_logits:
+    direction = answer if isinstance(answer, Direction) else None
+    if direction is None and not model.anatomy.makes_logits:
         raise PassError(
             f"Cannot split the logits of {model.name} into parts",
             "it has no head, and makes no logits",
@@ -76,18 +79,35 @@ def list_parts(
     stack = check_stack(model)
     question = encode_question(model, text, answer, other, targets)
     last = Site(stack.depth, "", model.anatomy.sites[-1].stack)
-    unembedding = Unembedding(model, last)
-    if unembedding.recipe.method == "whole":
-        raise PassError(
-            f"Cannot split the logits of {model.name} into parts",
-            unembedding.recipe.reason,
-            "Use hs.lens or hs.patch.",
+    softcap = scale = None
+    if direction is not None:
+        layers = model.anatomy.select(direction.sites or tuple(direction.vectors))
+        answering, last = last.stack, layers[0]
+        if len(layers) > 1 or last.part or not last.layer or last.stack != answering:
+            raise SiteError(
+                f"Cannot split what {model.name} writes along {direction.title}",
+                f"it lies at {summarise(layers)}, and parts sum up to one layer",
+                "Give hs.Direction.of(direction, sites='layer.3').",
+            )
+        reader: Unembedding | Tensor = direction.vector_at(
+            last, model.anatomy.width(last)
         )
-    parts = split_logits(model, question, unembedding, neurons=neurons)
+    else:
+        reader = Unembedding(model, last)
+        recipe = reader.recipe
+        if recipe.method == "whole":
+            raise PassError(
+                f"Cannot split the logits of {model.name} into parts",
+                recipe.reason,
+                "Use hs.lens or hs.patch.",
+            )
+        softcap = recipe.constant if recipe.transform == "softcap" else None
+        scale = recipe.constant if recipe.transform == "scale" else None
+    parts = split_logits(model, question, last, reader, neurons=neurons)
     with model.lock:
-        data = contributions_dataset(model, question, parts)
-        strings, recipe = model.text_encoder.strings, unembedding.recipe
-        steps = strings(question.answers)
+        strings = model.text_encoder.strings
+        steps = [direction.title] if direction else strings(question.answers)
+        data = contributions_dataset(model, question, parts, steps)
         other_string = None
         if question.others is not None:
             other_string = "".join(strings(question.others))
@@ -102,17 +122,18 @@ def list_parts(
             probability=parts.probability.tolist(),
             strongest=strongest_parts(parts, last.stack),
             norm_subtracts_mean=parts.centred,
-            softcap=recipe.constant if recipe.transform == "softcap" else None,
-            scale=recipe.constant if recipe.transform == "scale" else None,
+            softcap=softcap,
+            scale=scale,
             dtype=parts.dtype,
             notes=[*question.notes, *parts.notes],
             other=other_string,
+            along=str(last) if direction else "",
         )
     return Result("contributions", data, report, model.source(last.stack))
 
 
 def contributions_dataset(
-    model: Model, question: Question, parts: Parts
+    model: Model, question: Question, parts: Parts, steps: list[str]
 ) -> "xarray.Dataset":
     """Return all parts as one Dataset."""
     arrays = sorted(parts.arrays.items(), key=lambda part: -part[1].ndim)
@@ -141,7 +162,7 @@ def contributions_dataset(
     strings = model.text_encoder.strings
     coords: Coordinates = {
         "step": np.arange(len(question.answers)),
-        "step_string": ("step", text_array(strings(question.answers))),
+        "step_string": ("step", text_array(steps)),
         "step_id": ("step", np.array(question.answers)),
         "layer": np.arange(1, parts.arrays["mlp"].shape[1] + 1),
         "head": np.arange(most_heads),
@@ -153,7 +174,7 @@ def contributions_dataset(
     data = to_dataset(variables, coords)
     if parts.neurons is not None:
         ranked = ("step", "rank")
-        neuron: Attributes = {"long_name": LONG_NAMES["neuron"], "units": "logits"}
+        neuron = {"long_name": LONG_NAMES["neuron"], "units": "logits"}
         data["neuron"] = ranked, parts.neurons.effect, neuron
         data = data.assign_coords(
             rank=np.arange(1, parts.neurons.effect.shape[1] + 1),

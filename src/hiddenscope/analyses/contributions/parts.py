@@ -102,40 +102,52 @@ def check_stack(model: Model) -> Stack:
 
 @autograd.without_grad
 def split_logits(
-    model: Model, question: Question, unembedding: Unembedding, *, neurons: int
+    model: Model,
+    question: Question,
+    entry: Site,
+    reader: Unembedding | Tensor,
+    *,
+    neurons: int,
 ) -> Parts:
     """Return what every part adds to the logits that are asked for.
 
-    A PassError says that the parts do not sum to the model's logit.
+    With a vector [width] as the reader, that is what they add to the state of the
+    entry along it. A PassError says that the parts do not sum to the model's logit.
     """
-    sites = list(_sites(model, unembedding.entry.stack, neurons=neurons > 0))
+    sites = list(_sites(model, entry, neurons=neurons > 0))
     states = record_rows(model, question.inputs, sites, question.rows)
-    last = states[unembedding.entry]
+    last = states[entry]
+    probability = torch.full((1,), torch.nan)
     with model.lock:
-        norm = freeze_norm(unembedding, last)
-        weight, bias = unembedding.word_rows(question.words)
+        if isinstance(reader, Tensor):
+            weight = reader.to(last.device)[None]
+            bias = torch.zeros_like(weight[:, 0])
+            unnormed = torch.ones_like(weight), torch.zeros_like(reader)
+            norm = FrozenNorm(*unnormed, False, last.double(), 0.0)
+        else:
+            norm = freeze_norm(reader, last)
+            weight, bias = reader.word_rows(question.words)
+            # They came from this dtype, so that nothing is rounded.
+            logits = reader.logits(norm.output.to(reader.head_dtype)).double()
+            answers = torch.tensor(question.answers, device=logits.device)
+            probability = logits.softmax(-1).gather(1, answers[:, None])[:, 0]
         if question.others is not None:
             # The difference of two words reads the difference of their logits.
             steps = len(question.answers)
             weight = weight[:steps] - weight[steps:]
             bias = bias[:steps] - bias[steps:]
         directions = norm.directions(weight)
-        attribution = _Attribution(model, unembedding.entry.stack, states, directions)
+        attribution = _Attribution(model, entry, states, directions)
         attribution.split()
         strongest = attribution.strongest_neurons(neurons) if neurons else None
     attribution.arrays["norm_bias"] = _numbers(weight @ norm.bias)
     attribution.arrays["head_bias"] = _numbers(bias)
-    # They came from this dtype, so that nothing is rounded.
-    head_inputs = norm.output.to(unembedding.head_dtype)
-    logits = unembedding.logits(head_inputs).double()
-    answers = torch.tensor(question.answers, device=logits.device)
-    log_probabilities = logits.log_softmax(-1).gather(1, answers[:, None])
     parts = Parts(
         attribution.arrays,
         strongest,
         logit=_numbers((weight * norm.output).sum(-1) + bias),
         allowed=attribution.rounding(norm, weight),
-        probability=_numbers(log_probabilities[:, 0].exp()),
+        probability=_numbers(probability),
         dtype=str(last.dtype).removeprefix("torch."),
         centred=norm.centred,
         notes=attribution.notes,
@@ -153,10 +165,11 @@ def split_logits(
     return parts
 
 
-def _sites(model: Model, name: str | None, *, neurons: bool) -> Iterator[Site]:
+def _sites(model: Model, entry: Site, *, neurons: bool) -> Iterator[Site]:
     """Yield the sites that are needed: the stream, the parts, and what is inside."""
+    name = entry.stack
     yield Site(0, "", name)
-    for layer, block in enumerate(model.anatomy.stacks[-1].blocks, 1):
+    for layer, block in enumerate(model.anatomy.stacks[-1].blocks[: entry.layer], 1):
         inside = model.anatomy.block_inside(Site(layer, "", name))
         for branch in BRANCHES:
             if branch not in block.parts:
@@ -178,12 +191,13 @@ class _Attribution:
     def __init__(
         self,
         model: Model,
-        name: str | None,
+        entry: Site,
         states: Mapping[Site, Tensor],
         directions: Tensor,
     ) -> None:
         self.model = model
-        self.name = name
+        self.name = entry.stack
+        self.depth = entry.layer or 0
         self.states = states
         self.directions = directions
         self.arrays: dict[str, Floats] = {}
@@ -192,7 +206,7 @@ class _Attribution:
     def split(self) -> None:
         """Put in what the embeddings and all blocks add."""
         self.arrays["embedding"] = self._along(Site(0, "", self.name))
-        blocks = self.model.anatomy.stacks[-1].blocks
+        blocks = self.model.anatomy.stacks[-1].blocks[: self.depth]
         for branch in BRANCHES:
             if all(branch in block.parts for block in blocks):
                 self._split_attention(self._layers(branch))
@@ -201,8 +215,7 @@ class _Attribution:
 
     def _layers(self, part: str) -> list[Site]:
         """Return the sites of a part in all blocks."""
-        depth = self.model.anatomy.stacks[-1].depth
-        return [Site(layer, part, self.name) for layer in range(1, depth + 1)]
+        return [Site(layer, part, self.name) for layer in range(1, self.depth + 1)]
 
     def _split_attention(self, sites: list[Site]) -> None:
         """Put in what the heads and biases of an attention add, in every block."""
@@ -253,9 +266,9 @@ class _Attribution:
 
     def strongest_neurons(self, most: int) -> Neurons | None:
         """Return the neurons that add or take most, over all blocks."""
-        effects: list[Tensor] = []
-        indices: list[Tensor] = []
-        layers: list[int] = []
+        effects = []
+        indices = []
+        layers = []
         refused = ""
         for layer, site in enumerate(self._layers("mlp.neurons"), 1):
             if site not in self.states:
@@ -307,5 +320,4 @@ def _largest(columns: Tensor, most: int) -> tuple[Tensor, Tensor]:
 
 
 def _numbers(values: Tensor) -> Floats:
-    numbers: Floats = values.double().cpu().numpy()
-    return numbers
+    return values.double().cpu().numpy()

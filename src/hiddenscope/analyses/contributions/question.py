@@ -3,12 +3,17 @@
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
+from hiddenscope.directions.direction import Direction
 from hiddenscope.errors import TextError
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs, Texts
 from hiddenscope.passes.text_encoder import notes_on_spaces, text_before
 
 AnswerTokens: TypeAlias = str | int | Sequence[int]
+
+
+# In place of the token of an answer: a direction.
+NO_TOKEN = -1
 
 
 class Question(NamedTuple):
@@ -35,11 +40,17 @@ class Question(NamedTuple):
 def encode_question(
     model: Model,
     text: Texts | Inputs,
-    answer: AnswerTokens,
+    answer: AnswerTokens | Direction,
     other: AnswerTokens | None,
     targets: Texts | None,
 ) -> Question:
     """Encode a text and its answers; refuse what cannot be asked."""
+    if isinstance(answer, Direction) and other is not None:
+        raise TextError(
+            "Cannot compare a direction with another answer",
+            "the parts are split along the direction alone",
+            "Leave `other` out.",
+        )
     encoded = model.encode(text, targets=targets)
     if len(encoded) != 1:
         raise TextError(
@@ -58,7 +69,9 @@ def encode_question(
     notes: list[str] = []
     # A tokenizer serves one thread at a time.
     with model.lock:
-        tokens = encoder.several(answer, "answer", before=before or "")
+        tokens: Sequence[int] = (NO_TOKEN,)
+        if not isinstance(answer, Direction):
+            tokens = encoder.several(answer, "answer", before=before or "")
         others = None
         if other is not None:
             others = encoder.several(other, "other answer", before=before or "")
@@ -93,7 +106,7 @@ def encode_question(
 
 
 def _first_difference(
-    answer: AnswerTokens, tokens: Sequence[int], others: Sequence[int]
+    answer: AnswerTokens | Direction, tokens: Sequence[int], others: Sequence[int]
 ) -> int:
     """Return the first token at which two answers differ."""
     for number, (token, other) in enumerate(zip(tokens, others, strict=False)):

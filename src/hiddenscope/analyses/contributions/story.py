@@ -55,6 +55,12 @@ READING = (
     " frozen at its value in this text. These are direct effects: what a part changes"
     " by way of later layers is counted there."
 )
+ALONG = (
+    "Every coloured cell is what one attention head adds along the direction, and every"
+    " bar is what the MLP of that layer adds: orange is along it, blue against it."
+    " Layers run up. The sum of all parts is the product of the last token's state with"
+    " the direction."
+)
 
 
 @frozen
@@ -90,6 +96,13 @@ class ContributionsReport(Report):
     dtype: str
     notes: list[str]
     other: str | None = None
+    # The layer at which the answer is a direction; empty for one of tokens.
+    along: str = ""
+
+    @property
+    def unit(self) -> str:
+        """Return the unit of what parts add."""
+        return "" if self.along else "logits"
 
     def strongest_at(self, step: int) -> list[StrongPart]:
         """Return the strongest parts of one token of the answer."""
@@ -98,6 +111,8 @@ class ContributionsReport(Report):
     @property
     def logit_name(self) -> str:
         """Name the logit, or the difference of two, that the parts add up to."""
+        if self.along:
+            return f"{self.along} along {self.answer}"
         names = [
             shortened(answer, LONGEST_ANSWER)
             for answer in (self.answer, self.other)
@@ -127,7 +142,7 @@ def story(report: ContributionsReport, result: Result) -> Iterator[Section]:
         measure = Measure(
             f"contribution to {of_step}",
             _rows_of_step(data.isel(step=step), bars).astype(np.float32),
-            "logits",
+            report.unit,
             meaning="diverging",
             title=f"{title}{_step_ending(data, step)}",
         )
@@ -153,27 +168,28 @@ def story(report: ContributionsReport, result: Result) -> Iterator[Section]:
         "Which parts write the answer?",
         tuple(_findings(report, result, kinds)),
         (grid,),
-        READING,
+        ALONG if report.along else READING,
         tables=(*listings, *map(table_of, listings)),
     )
     kinds_of_parts = _shown_kinds(data)
     sums = np.array([_sum_by_step(data, name) for name in kinds_of_parts])
-    series = []
-    for step in steps:
-        series.append(Series(_step_name(data, step), sums[:, step], style="bar"))
+    series = [
+        Series(_step_name(data, step), sums[:, step], style="bar") for step in steps
+    ]
     lines = Lines(
         f"What all parts of a kind add to {report.logit_name}, in {model_name(result)}",
         tuple(SUMS[name] for name in kinds_of_parts),
         tuple(series),
         x_name="part",
         y_name="contribution",
-        unit="logits",
+        unit=report.unit,
     )
     yield Section(
         "Embedding, heads, MLPs and biases",
         (Explanation(kinds),),
         (lines,),
-        "Each bar is the sum of all parts of one kind. The bars add up to the logit.",
+        "Each bar is the sum of all parts of one kind. The bars add up to"
+        f" {'the product' if report.along else 'the logit'}.",
         folded=True,
     )
 
@@ -240,9 +256,10 @@ def _findings(report: ContributionsReport, result: Result, kinds: str) -> Iterat
         )
     yield kinds
     error = float(np.abs(result.data["error"].values).max())
+    whole = report.logit_name if report.along else "the model's own logit"
     yield (
-        "The parts sum to the model's own logit with an error of at most"
-        f" {error:.1g}, which is checked on every call."
+        f"The parts sum to {whole} with an error of at most {error:.1g}, which is"
+        " checked on every call."
     )
     if report.softcap:
         yield (
@@ -275,9 +292,10 @@ def _signed(amount: float) -> str:
 def _listings(report: ContributionsReport, data: "xarray.Dataset") -> Iterator[Listing]:
     for step in range(min(MOST_LISTED, data.sizes["step"])):
         ending = _step_ending(data, step)
-        parts = []
-        for part in report.strongest_at(step):
-            parts.append((part.site, part.contribution, 100 * part.share))
+        parts = [
+            (part.site, part.contribution, 100 * part.share)
+            for part in report.strongest_at(step)
+        ]
         if parts:
             yield Listing(
                 f"Strongest parts{ending}",

@@ -13,8 +13,7 @@ ports        the same in a port, whose modules have other names and layouts
 hints        what a fault looks like, by hypotheses about a suspect
 cause        what explains a difference: dtypes, weights, quantisation or code
 result       errors and findings as a result, and accepted errors in a file
-report       what was found
-story        what is said and shown
+story        the report of what was found, and what is said and shown
 """
 
 import os

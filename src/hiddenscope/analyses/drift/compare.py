@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from math import inf
 from typing import NamedTuple
 
@@ -44,7 +43,6 @@ from hiddenscope.analyses.drift.live_model import (
     LiveModel,
     layer_before,
     tokens_of,
-    with_digits,
     with_parameters,
 )
 from hiddenscope.analyses.drift.observe import (
@@ -125,16 +123,8 @@ class ComparedSides:
         The coarser of both dtypes and the candidate's attention kernel are used.
         """
         digits = Digits.common(reference.module, candidate.module)
-        equals = []
-        for model, dtype in (
-            (reference, digits.reference),
-            (candidate, digits.candidate),
-        ):
-            if dtype is not None:
-                rounded = with_digits(model.module, dtype)
-                model = replace(model, module=rounded)
-            equals.append(model)
-        equal_reference, equal_candidate = equals
+        equal_reference = reference.with_digits(digits.reference)
+        equal_candidate = candidate.with_digits(digits.candidate)
         if torch.finfo(candidate.dtype).eps < torch.finfo(reference.dtype).eps:
             equal_candidate = _rounded(equal_candidate, reference)
         if equal_candidate.dtype != reference.dtype:
@@ -190,9 +180,43 @@ def compare_parts(
     With `check`, passes without hooks show whether observing changed anything. If a NaN
     comes up in a padded batch, the texts are run again one at a time.
     """
-    compare = partial(
-        _compare_batches, sides, model, inputs, low_memory=low_memory, check=check
-    )
+
+    def compare(batches: Sequence[tuple[list[int], Inputs]]) -> Errors:
+        errors = Errors(tokens_of(model, inputs), notes=[*sides.notes])
+        errors.observing_changed_nothing = None if check else True
+        errors.noise_sources = ["float64"]
+        if sides.candidate.dtype != sides.reference.dtype:
+            errors.noise_sources.append("dtype")
+        if sides.equal_reference.kernel != sides.reference.kernel:
+            errors.noise_sources.append("kernel")
+        compare_batch = _compare_in_step if low_memory else _compare_batch
+        reference_has_head = False
+        with progress.track("Comparing", total=len(batches)) as advance:
+            # Batches are ordered by length, so the self-check of the first batch
+            # compared here runs on the shortest texts.
+            for numbers, some in reversed(batches):
+                places = places_of(inputs, numbers, errors.tokens)
+                recorder = _BatchRecorder(errors, sides, some, places)
+                reference_has_head |= compare_batch(recorder)
+                advance(1)
+        # The reference also runs in float64, and the candidate with its states
+        # replaced. In low memory no pass of one dtype and kernel serves both
+        # comparisons.
+        changed = low_memory or sides.equal_reference is not sides.reference
+        errors.passes["reference"] = 2 + changed
+        changed = not low_memory and sides.equal_candidate is not sides.candidate
+        errors.passes["candidate"] = 2 + changed
+        if reference_has_head and LOGITS not in errors.verdicts:
+            errors.notes.append(
+                "The candidate gives no logits of the reference's shape: they were not"
+                " compared."
+            )
+        errors.notes = list(dict.fromkeys(errors.notes))
+        longest = max((some for _, some in batches), key=lambda some: sum(some.lengths))
+        errors.conclude_systematic(longest)
+        errors.sort(map(str, sides.sites))
+        return errors
+
     singles = [([text], inputs.some([text])) for text in range(len(inputs))]
     # A port need not know padding.
     if sides.candidate.is_port:
@@ -210,50 +234,6 @@ def compare_parts(
     errors.notes.append(
         "Texts were run one at a time, because a NaN comes up in a padded batch."
     )
-    return errors
-
-
-def _compare_batches(
-    sides: ComparedSides,
-    model: Model,
-    inputs: Inputs,
-    batches: Sequence[tuple[list[int], Inputs]],
-    *,
-    low_memory: bool,
-    check: bool,
-) -> Errors:
-    errors = Errors(tokens_of(model, inputs), notes=[*sides.notes])
-    errors.observing_changed_nothing = None if check else True
-    errors.noise_sources = ["float64"]
-    if sides.candidate.dtype != sides.reference.dtype:
-        errors.noise_sources.append("dtype")
-    if sides.equal_reference.kernel != sides.reference.kernel:
-        errors.noise_sources.append("kernel")
-    compare = _compare_in_step if low_memory else _compare_batch
-    reference_has_head = False
-    with progress.track("Comparing", total=len(batches)) as advance:
-        # Batches are ordered by length, so the self-check of the first batch compared
-        # here runs on the shortest texts.
-        for numbers, some in reversed(batches):
-            places = places_of(inputs, numbers, errors.tokens)
-            recorder = _BatchRecorder(errors, sides, some, places)
-            reference_has_head |= compare(recorder)
-            advance(1)
-    # The reference also runs in float64, and the candidate with its states replaced. In
-    # low memory no pass of one dtype and kernel serves both comparisons.
-    changed = low_memory or sides.equal_reference is not sides.reference
-    errors.passes["reference"] = 2 + changed
-    changed = not low_memory and sides.equal_candidate is not sides.candidate
-    errors.passes["candidate"] = 2 + changed
-    if reference_has_head and LOGITS not in errors.verdicts:
-        errors.notes.append(
-            "The candidate gives no logits of the reference's shape: they were not"
-            " compared."
-        )
-    errors.notes = list(dict.fromkeys(errors.notes))
-    longest = max((some for _, some in batches), key=lambda some: sum(some.lengths))
-    errors.conclude_systematic(longest)
-    errors.sort(map(str, sides.sites))
     return errors
 
 
@@ -369,8 +349,8 @@ class _BatchRecorder:
         expected = reference.rows
         self.errors.judge(main_site(name), local, noise, self.inputs)
         if reference.exact is not None:
-            tests = self.errors.systematic
-            test = tests.setdefault(name, SystematicTest(expected.shape[-1]))
+            test = SystematicTest(expected.shape[-1])
+            test = self.errors.systematic.setdefault(name, test)
             test.add(expected, rows, reference.exact)
 
     def conclude(
@@ -417,7 +397,7 @@ class _BatchRecorder:
         before = layer_before(site)
         unit = torch.finfo(reference.rows.dtype).eps
         generator = torch.Generator().manual_seed(0)
-        gaps: list[Gap] = []
+        gaps = []
         size = unit
 
         def perturb(state: ObservedState) -> Tensor | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import inf
@@ -37,12 +37,10 @@ from hiddenscope.analyses.drift.live_model import (
     name_of,
     narrowest,
     tokens_of,
-    with_digits,
 )
 from hiddenscope.analyses.drift.observe import ObservedState, observe
-from hiddenscope.analyses.drift.pairing import Pairs, pair_program
+from hiddenscope.analyses.drift.pairing import pair_program
 from hiddenscope.analyses.drift.ports import PortSearch
-from hiddenscope.analyses.drift.report import Baseline, Pairing, Restored, SitePair
 from hiddenscope.analyses.drift.result import (
     DriftComparison,
     read_baseline,
@@ -56,6 +54,7 @@ from hiddenscope.analyses.drift.saved import (
     open_saved,
 )
 from hiddenscope.analyses.drift.search import Search
+from hiddenscope.analyses.drift.story import Baseline, Pairing, Restored, SitePair
 from hiddenscope.analyses.drift.systematic import coarsest
 from hiddenscope.errors import ModuleError, StatesError
 from hiddenscope.model import Model, load
@@ -149,8 +148,7 @@ def _open_side(side: object, who: str) -> Opened:
         tell_of_slow_products(side, type(side).__name__)
         return BareModule(side, tokenizer)
     if callable(side) and not isinstance(side, type):
-        function: Program = side
-        return function
+        return side
     remedy = "Give a model, saved states, or a function of token ids."
     raise ModuleError(f"Cannot compare the {who}", f"got {type(side).__name__}", remedy)
 
@@ -180,11 +178,9 @@ def _compare(
         comparison = compare_two_saved(*saved)
     elif saved:
         is_reference = saved[0] is reference
-        side = reference
-        who = "reference"
+        side, who = reference, "reference"
         if is_reference:
-            side = candidate
-            who = "candidate"
+            side, who = candidate, "candidate"
         comparison = compare_model_with_saved(
             _as_model(side, who), saved[0], texts, saved_is_reference=is_reference
         )
@@ -247,7 +243,36 @@ def _compare_program(
         pairs = pair_program(reference, program, inputs, options.pairing)
         port = pairs.port(program, reference)
         if port is None:
-            comparison = _compare_returned(model, reference, program, inputs, pairs)
+            # Only what it returns can be seen: whole passes are compared.
+            rows = pairs.rows(program, reference, inputs)
+            states = [tensor for name, tensor in rows.items() if name != LOGITS]
+            states = states or list(rows.values())
+            dtype = narrowest(states, coarsest(tensor.dtype for tensor in states))
+            digits = Digits()
+            # The candidate's weights are unknown: its embeddings show their digits.
+            embeddings = rows.get("layer.0")
+            is_wide = dtype.itemsize >= majority_dtype(model.module).itemsize
+            if embeddings is not None and is_wide:
+                saved = narrowest([embeddings], embeddings.dtype)
+                if saved != embeddings.dtype:
+                    digits = Digits.saved_in(saved, model.module)
+            rounded = reference.with_digits(digits.reference)
+            claims = {
+                name: Claim(name, tensor.__getitem__) for name, tensor in rows.items()
+            }
+            passes = {"reference": WHOLE_PASSES, "candidate": 1}
+            errors = Errors(tokens_of(model, inputs), passes=passes)
+            compare_passes(rounded, model, claims, dtype, inputs, errors)
+            errors.notes += digits.notes
+            module = getattr(program, "_orig_mod", program)
+            name = getattr(program, "__name__", type(module).__name__)
+            sources = [
+                model.source(None).to_json(),
+                {"model": name, "dtype": name_of(dtype)},
+            ]
+            comparison = DriftComparison(
+                (model.name, name), errors, sources, pairs.facts(reference)
+            )
         else:
             sides = ComparedSides.on_equal_terms(reference, port)
             facts = pairs.facts(reference)
@@ -255,36 +280,6 @@ def _compare_program(
             comparison = _compare_by_parts(model, sides, inputs, facts, in_full)
     comparison.errors.notes += pairs.notes
     return comparison
-
-
-def _compare_returned(
-    model: Model, reference: LiveModel, program: Program, inputs: Inputs, pairs: Pairs
-) -> DriftComparison:
-    """Compare the tensors that a program returns with whole passes of the reference."""
-    rows = pairs.rows(program, reference, inputs)
-    states = [tensor for name, tensor in rows.items() if name != LOGITS]
-    states = states or list(rows.values())
-    dtype = narrowest(states, coarsest(tensor.dtype for tensor in states))
-    digits = Digits()
-    # The candidate's weights are unknown: its embeddings show their digits.
-    embeddings = rows.get("layer.0")
-    is_wide = dtype.itemsize >= majority_dtype(model.module).itemsize
-    if embeddings is not None and is_wide:
-        saved = narrowest([embeddings], embeddings.dtype)
-        if saved != embeddings.dtype:
-            digits = Digits.saved_in(saved, model.module)
-    rounded = replace(reference, module=with_digits(model.module, digits.reference))
-    claims = {}
-    for name, tensor in rows.items():
-        claims[name] = Claim(name, tensor.__getitem__)
-    passes = {"reference": WHOLE_PASSES, "candidate": 1}
-    errors = Errors(tokens_of(model, inputs), passes=passes)
-    compare_passes(rounded, model, claims, dtype, inputs, errors)
-    errors.notes += digits.notes
-    module = getattr(program, "_orig_mod", program)
-    name = getattr(program, "__name__", type(module).__name__)
-    sources = [model.source(None).to_json(), {"model": name, "dtype": name_of(dtype)}]
-    return DriftComparison((model.name, name), errors, sources, pairs.facts(reference))
 
 
 def _compare_by_parts(
@@ -342,16 +337,14 @@ def _search(
     leaves quantisation out.
     """
     first = errors.drifting[0]
-    relative = inf
-    cells = errors.cells.get(first, {}).get("relative")
-    if cells is not None:
-        relative = float(np.nan_to_num(cells, nan=0.0).max())
+    cells = errors.cells.get(first, {}).get("relative", inf)
+    relative = float(np.nan_to_num(cells, nan=0.0, posinf=inf).max())
     batch = errors.verdicts[first].batch
     models = sides.equal_reference, sides.equal_candidate
     search = Search(*models, batch)
     if sides.candidate.is_port:
         # Texts beside the one that shows the fault best: small faults need tokens.
-        others: list[Inputs] = []
+        others = []
         tokens = sum(batch.lengths)
         for text, length in enumerate(inputs.lengths):
             other = inputs.some([text])
@@ -386,7 +379,7 @@ def _restore(sides: ComparedSides, errors: Errors, most: int | None) -> list[Res
     before = float(divergence(expected, actual)[0].mean())
     if not before:
         return []
-    choices: list[Sequence[Site]] = [[site] for site in sites[:MOST_RESTORED]]
+    choices = [[site] for site in sites[:MOST_RESTORED]]
     if len(sites) > 1:
         choices.append(sites)
     logits = actual

@@ -34,7 +34,7 @@ MARGIN = trials.NOISE_FACTOR
 # Rows and channels below this share of the typical size are measured by that size: a
 # sum that cancels to nearly zero still has the rounding errors of its terms.
 SMALLEST = 1e-3
-CELLS: Mapping[str, Mapping[str, str]] = {
+CELLS = {
     "relative": {
         "long_name": "relative error",
         "units": "L2 over the reference's norm",
@@ -108,7 +108,7 @@ def gap_of_blocks(pairs: Iterable[tuple[Tensor, Tensor]]) -> Gap:
         actual = other.detach().cpu().double()
         # Heads and masks exclude tokens by minus infinity. Where both sides do so they
         # agree, but their difference would be a NaN.
-        if bool(expected.isinf().any()):
+        if expected.isinf().any():
             excluded = expected.isinf() & (expected == actual)
             expected = expected.masked_fill(excluded, 0.0)
             actual = actual.masked_fill(excluded, 0.0)
@@ -270,10 +270,27 @@ class Errors:
     ) -> None:
         """Measure two sets of rows token by token, in float64.
 
-        For logits the predictions are compared as well.
+        For logits the predictions are compared as well. A NaN or an infinity is an
+        error that names side, site and token.
         """
         for who, values in zip(self.roles, (reference, candidate), strict=True):
-            self._refuse_not_finite(who, name, values, places)
+            broken = ~values.isfinite().all(-1)
+            # A head may exclude tokens by a logit of minus infinity.
+            excludes = name == LOGITS and bool((values == -inf).any())
+            if excludes or not broken.any():
+                continue
+            row = int(broken.nonzero()[0])
+            what = "a NaN" if values[row].isnan().any() else "an infinity"
+            stack = stack_of(name, self.tokens)
+            place = places[stack][row]
+            tokens = self.tokens[stack]
+            raise NotFinite(
+                "Cannot compare the two runs",
+                f"the {who} has {what} at {name}, token {tokens.strings[place]!r} (text"
+                f" {tokens.text[place]}, position {tokens.positions[place]})",
+                "Repair that first: look at the weights of the block that computes it,"
+                " or use a wider dtype.",
+            )
         unit = torch.finfo(coarsest([reference.dtype, candidate.dtype])).eps
         expected = reference.double()
         actual = candidate.double()
@@ -297,30 +314,6 @@ class Errors:
             self.top1_changed.append(changed.numpy())
         for measure, values in measures.items():
             self.put(name, measure, places, values)
-
-    def _refuse_not_finite(
-        self, who: str, name: str, values: Tensor, places: Places
-    ) -> None:
-        """Raise if values hold a NaN or an infinity, naming side, site and token."""
-        broken = ~values.isfinite().all(-1)
-        # A head may exclude tokens by a logit of minus infinity.
-        excludes = name == LOGITS and bool((values == -inf).any())
-        if excludes or not bool(broken.any()):
-            return
-        row = int(broken.nonzero()[0])
-        what = "a NaN" if bool(values[row].isnan().any()) else "an infinity"
-        stack = stack_of(name, self.tokens)
-        place = places[stack][row]
-        tokens = self.tokens[stack]
-        text = tokens.text[place]
-        position = tokens.positions[place]
-        raise NotFinite(
-            "Cannot compare the two runs",
-            f"the {who} has {what} at {name}, token {tokens.strings[place]!r} (text"
-            f" {text}, position {position})",
-            "Repair that first: look at the weights of the block that computes it, or"
-            " use a wider dtype.",
-        )
 
     def judge(self, name: str, error: Gap, noise: Noise, batch: Inputs) -> None:
         """Compare an error at a site with the noise; the worst batch counts."""

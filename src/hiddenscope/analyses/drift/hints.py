@@ -20,15 +20,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hiddenscope.analyses.drift.errors import Noise, gap
+from hiddenscope.analyses.drift.errors import SIDES, Noise, gap
 from hiddenscope.analyses.drift.observe import (
     ModuleCall,
     real_rows,
     record_calls,
     tensors_in,
 )
-from hiddenscope.analyses.drift.report import Hint
 from hiddenscope.analyses.drift.search import FaultyModule, Search
+from hiddenscope.analyses.drift.story import Hint
 from hiddenscope.modules.module_copy import named_weights, private_copy
 
 # A hypothesis is named beside the nearest one if it leaves at most this many times as
@@ -168,7 +168,7 @@ class Suspect:
 
 def describe_hint(search: Search, fault: FaultyModule) -> tuple[list[Hint], list[str]]:
     """Return what a fault looks like, most certain first, and notes on failed tests."""
-    hints: list[Hint] = []
+    hints = []
     notes: list[str] = []
     call = fault.call
     reference = search.reference
@@ -176,7 +176,16 @@ def describe_hint(search: Search, fault: FaultyModule) -> tuple[list[Hint], list
         return [*fault.hints], notes
     blocks = reference.blocks
     if search.is_or_holds_block(call.path) and call.path not in blocks.values():
-        hints = argument_hints(*_block_arguments(search, call.path))
+        # The named arguments of the first block inside the module, in both models.
+        prefix = f"{call.path}." if call.path else ""
+        recorded: list[Mapping[str, Any]] = []
+        for model in (search.reference, search.candidate):
+            paths = [path for path in model.blocks.values() if path.startswith(prefix)]
+            parts = {path: model.part(path) for path in paths[:1]}
+            run = partial(model.run, model.batch(search.inputs))
+            calls = record_calls(parts, run)
+            recorded.append(calls[0].kwargs if calls else {})
+        hints = argument_hints(*recorded)
     elif fault.output is not None:
         suspect = Suspect(
             fault.path,
@@ -198,8 +207,8 @@ def explain_fault(suspect: Suspect) -> tuple[list[Hint], list[str]]:
 
     Each kind of fault is named at most once.
     """
-    measured: list[tuple[Hint, float]] = []
-    notes: list[str] = []
+    measured = []
+    notes = []
     topics = HYPOTHESES
     is_comparable = suspect.output.shape == suspect.expected.shape
     # Within rounding, any hypothesis that changes little would fit. Weights and
@@ -227,19 +236,6 @@ def explain_fault(suspect: Suspect) -> tuple[list[Hint], list[str]]:
     return list(hints.values()), notes
 
 
-def _block_arguments(search: Search, container: str) -> list[Mapping[str, Any]]:
-    """Record the named arguments of the first block inside a module of both models."""
-    prefix = f"{container}." if container else ""
-    recorded: list[Mapping[str, Any]] = []
-    for model in (search.reference, search.candidate):
-        paths = [path for path in model.blocks.values() if path.startswith(prefix)]
-        parts = {path: model.part(path) for path in paths[:1]}
-        run = partial(model.run, model.batch(search.inputs))
-        calls = record_calls(parts, run)
-        recorded.append(calls[0].kwargs if calls else {})
-    return recorded
-
-
 def argument_hints(
     reference: Mapping[str, Any], candidate: Mapping[str, Any]
 ) -> list[Hint]:
@@ -249,12 +245,10 @@ def argument_hints(
         other = candidate.get(name)
         evidence = ""
         if (value is None) != (other is None):
-            here = "reference"
-            there = "candidate"
-            if value is None:
-                here, there = there, here
-            evidence = f"The blocks are given `{name}` in the {here} and not in the"
-            evidence += f" {there}."
+            here, there = SIDES if other is None else SIDES[::-1]
+            evidence = (
+                f"The blocks are given `{name}` in the {here} and not in the {there}."
+            )
         for tensor, theirs in zip(tensors_in(value), tensors_in(other), strict=False):
             moved = theirs.to(tensor)
             if evidence or moved.shape != tensor.shape or torch.equal(moved, tensor):
@@ -262,7 +256,7 @@ def argument_hints(
             shift = (moved.double() - tensor.double()).flatten()
             differing = int((tensor != moved).sum())
             words = f"differs in {differing:,} of {tensor.numel():,} elements"
-            if bool((shift == shift[0]).all()):
+            if (shift == shift[0]).all():
                 words = f"is the reference's plus {float(shift[0]):g}"
             evidence = f"`{name}`, which the blocks are given, {words}."
         if evidence:
@@ -291,8 +285,17 @@ def _weights(suspect: Suspect) -> Iterator[Hypothesis]:
         if torch.equal(weight, other):
             continue
         fault, words = _relation(suspect, weight, other)
-        if name.endswith("inv_freq"):
-            fault, words = _rotary_relation(fault, words, other)
+        is_rotary = name.endswith("inv_freq")
+        if is_rotary and fault == "scaled_weight":
+            fault = "rope_scaling"
+        elif is_rotary:
+            count = len(other)
+            exponents = torch.arange(count, device=other.device).double() / count
+            logarithms = -other.double().log()
+            log_base = (logarithms @ exponents) / exponents.square().sum()
+            if torch.allclose(logarithms, log_base * exponents, atol=1e-3):
+                fault = "rope_base"
+                words = f"has the base {float(log_base.exp()):,.0f}"
         # The reference cannot run with another shape, which is a fault by itself.
         predicted = suspect.output if other.shape != weight.shape else output
         yield Hypothesis(fault, f"`{name}` of the candidate {words}.", predicted)
@@ -353,19 +356,6 @@ def _changed_weights(
         yield "permuted_weight", words, permuted
 
 
-def _rotary_relation(fault: str, words: str, frequencies: Tensor) -> tuple[str, str]:
-    """Say how the frequencies of rotary positions differ."""
-    if fault == "scaled_weight":
-        return "rope_scaling", words
-    count = len(frequencies)
-    exponents = torch.arange(count, device=frequencies.device).double() / count
-    logarithms = -frequencies.double().log()
-    log_base = (logarithms @ exponents) / exponents.square().sum()
-    if not torch.allclose(logarithms, log_base * exponents, atol=1e-3):
-        return fault, words
-    return "rope_base", f"has the base {float(log_base.exp()):,.0f}"
-
-
 def _attributes(suspect: Suspect) -> Iterator[Hypothesis]:
     """Give the reference the candidate's attributes, one at a time."""
     for name, value in vars(suspect.reference).items():
@@ -375,10 +365,11 @@ def _attributes(suspect: Suspect) -> Iterator[Hypothesis]:
             continue
         module = private_copy(suspect.reference)
         setattr(module, name, other)
-        evidence = (
-            f"`{name}` is {other!r} in the candidate and {value!r} in the reference."
+        yield Hypothesis(
+            "attribute",
+            f"`{name}` is {other!r} in the candidate and {value!r} in the reference.",
+            suspect.run(module),
         )
-        yield Hypothesis("attribute", evidence, suspect.run(module))
 
 
 def _effects(suspect: Suspect) -> Iterator[Hypothesis]:
@@ -395,11 +386,9 @@ def _effects(suspect: Suspect) -> Iterator[Hypothesis]:
     yield Hypothesis("zero_rows", evidence, expected.masked_fill(is_zero, 0))
     if state is not None:
         role = suspect.role
-        skipped = "not_applied"
-        doubled = "applied_twice"
+        skipped, doubled = "not_applied", "applied_twice"
         if role == "block":
-            skipped = "layer_skipped"
-            doubled = "layer_doubled"
+            skipped, doubled = "layer_skipped", "layer_doubled"
         yield Hypothesis(skipped, f"The {role} returns its input.", state)
         again = suspect.run(suspect.reference, suspect.call.with_state(expected))
         yield Hypothesis(doubled, f"The {role} is applied twice.", again)
@@ -452,10 +441,8 @@ def _activations(suspect: Suspect) -> Iterator[Hypothesis]:
         if state is None or output is None or state.shape != output.shape:
             continue
         # It must roughly compute a known activation.
-        near = []
-        for function in ACTIVATIONS.values():
-            near.append(torch.allclose(function(state), output, 0.01, 0.01))
-        if not any(near):
+        known = [function(state) for function in ACTIVATIONS.values()]
+        if not any(torch.allclose(near, output, 0.01, 0.01) for near in known):
             continue
         path = call.path.removeprefix(suspect.call.path).lstrip(".")
         place = f" in the place of `{path}`" if path else ""
@@ -597,19 +584,17 @@ class Heads:
 
     def rotated(self, cos: Tensor, sin: Tensor) -> Heads:
         """Rotate queries and keys."""
-        query = _rotate(self.query, cos, sin)
-        key = _rotate(self.key, cos, sin)
+        query, key = (_rotate(part, cos, sin) for part in (self.query, self.key))
         return replace(self, query=query, key=key)
 
 
 def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the first channels of each head, by halves."""
     width = cos.shape[-1]
-    rotated = heads[..., :width]
-    rest = heads[..., width:]
-    left, right = rotated.chunk(2, -1)
-    rotated = rotated * cos + torch.cat([-right, left], -1) * sin
-    return torch.cat([rotated, rest], -1)
+    turned = heads[..., :width]
+    left, right = turned.chunk(2, -1)
+    turned = turned * cos + torch.cat([-right, left], -1) * sin
+    return torch.cat([turned, heads[..., width:]], -1)
 
 
 class _AttentionTrial:
@@ -672,10 +657,9 @@ def _attend(
         bias = bias + options["position_bias"]
     scale = options.get("scaling") or query.shape[-1] ** -0.5
     cap = options.get("softcap")
-    query_heads = query.to(wide)
-    key_heads = key.to(wide)
-    value_heads = value.to(wide)
-    heads = Heads(query_heads, key_heads, value_heads, visible, bias, scale, cap)
+    heads = Heads(
+        query.to(wide), key.to(wide), value.to(wide), visible, bias, scale, cap
+    )
     return part.trial.enter(heads).attend().to(query.dtype), None
 
 
@@ -696,41 +680,41 @@ def _attention(suspect: Suspect) -> Iterator[Hypothesis]:
         yield Hypothesis(fault, evidence, trial.run(changed))
     width = heads.query.shape[-1]
     hidden_width = suspect.expected.shape[-1]
-    ratios = {
+    # A known mistake is preferred to a fitted factor.
+    for words, ratio in {
         ", as without a scale of 1/sqrt(d)": width**0.5,
         ", as with one more scale of 1/sqrt(d)": width**-0.5,
         ", as scaled by 1/sqrt(hidden size)": (width / hidden_width) ** 0.5,
-    }
-    known = [(words, heads.scale * ratio) for words, ratio in ratios.items()]
-    for words, scale in (*known, ("", None)):
-        # A known mistake is preferred to a fitted factor.
-        scale = scale or _fit_scale(trial, heads)
-        rescaled = trial.run(replace(heads, scale=scale))
+        "": None,
+    }.items():
+        ratio = ratio or _fit_ratio(trial, heads)
+        rescaled = trial.run(replace(heads, scale=heads.scale * ratio))
         if words and suspect.rest(rescaled) > suspect.largest_rest:
             continue
         evidence = (
-            f"The output is that of attention with scores {scale / heads.scale:.6g}"
-            f" times the reference's{words}."
+            f"The output is that of attention with scores {ratio:.6g} times the"
+            f" reference's{words}."
         )
         yield Hypothesis("attention_scale", evidence, rescaled)
         return
 
 
-def _fit_scale(trial: _AttentionTrial, heads: Heads) -> float:
-    """Fit the scale of the scores by least squares, in steps along the slope."""
+def _fit_ratio(trial: _AttentionTrial, heads: Heads) -> float:
+    """Fit the scores' scale over the reference's, by least squares along the slope."""
     suspect = trial.suspect
-    scale = heads.scale
+    ratio = 1.0
     real = suspect.mask.to(suspect.output.device)
     for _ in range(STEPS):
+        scale = heads.scale * ratio
         output = trial.run(replace(heads, scale=scale))
         ahead = trial.run(replace(heads, scale=scale * FACTOR))
         if output is None or ahead is None or output.shape[:2] != real.shape:
-            return scale
+            break
         slope = (ahead - output)[real].double()
         rest = (suspect.output - output)[real].double()
         step = float((slope * rest).sum() / slope.square().sum())
-        scale *= FACTOR ** max(-LARGEST_STEP, min(step, LARGEST_STEP))
-    return scale
+        ratio *= FACTOR ** max(-LARGEST_STEP, min(step, LARGEST_STEP))
+    return ratio
 
 
 Change = tuple[str, str, Heads]
@@ -760,7 +744,7 @@ def _masks(suspect: Suspect, heads: Heads) -> Iterator[Change]:
     if tokens != keys or suspect.mask.shape[-1] != keys:
         return
     real = suspect.mask.to(mask.device)[:, None, None, :]
-    is_padded = not bool(real.all())
+    is_padded = not real.all()
     places = torch.arange(tokens, device=mask.device)
     distance = places[:, None] - places
     causal = distance >= 0
@@ -769,7 +753,7 @@ def _masks(suspect: Suspect, heads: Heads) -> Iterator[Change]:
         return fault, words, replace(heads, visible=visible)
 
     padding = "padding_not_masked", "padding that is not masked"
-    if bool((mask & ~causal).any()):
+    if (mask & ~causal).any():
         yield seeing("causal_mask_added", "a causal mask", mask & causal)
         if is_padded:
             yield seeing(*padding, mask | ~real)
@@ -798,8 +782,7 @@ def _rotations(suspect: Suspect, heads: Heads) -> Iterator[Change]:
     tables = suspect.call.kwargs.get("position_embeddings")
     if not isinstance(tables, tuple) or len(tables) != 2:
         return
-    cos = tables[0].to(heads.query)[:, None]
-    sin = tables[1].to(heads.query)[:, None]
+    cos, sin = (table.to(heads.query)[:, None] for table in tables)
     size = cos.square() + sin.square()
     unrotated = heads.rotated(cos / size, -sin / size)
     yield "rope_missing", "no rotary positions", unrotated
@@ -819,10 +802,8 @@ def _rotations(suspect: Suspect, heads: Heads) -> Iterator[Change]:
     # Neighbouring channels are put into two halves; unrotated channels stay.
     places = torch.arange(heads.query.shape[-1], device=cos.device)
     pairs = places[: cos.shape[-1]].reshape(-1, 2)
-    others = places[cos.shape[-1] :]
-    order = torch.cat([*pairs.T, others])
-    query = unrotated.query[..., order]
-    key = unrotated.key[..., order]
+    order = torch.cat([*pairs.T, places[cos.shape[-1] :]])
+    query, key = unrotated.query[..., order], unrotated.key[..., order]
     paired = replace(heads, query=query, key=key).rotated(cos, sin)
     yield "rope_pairs", "rotary positions for neighbouring channels", paired
 

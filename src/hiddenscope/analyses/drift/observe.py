@@ -95,7 +95,7 @@ def observe(
     returned = hooks.first_tensor(output)
     if returned is not None:
         observed.output = returned.detach().to("cpu", copy=True)
-    logits: object = output
+    logits = output
     if isinstance(output, Mapping):
         logits = output.get(LOGITS)
     elif not isinstance(output, Tensor):
@@ -150,8 +150,8 @@ class _Observation:
                 if is_leaf and not f"{path}.".startswith(inside_blocks):
                     watches += self._watch_outside(part)
         for site in self.sites:
-            tap = self.model.taps[site]
-            watches.append(tap.watch(self.model.module, partial(self._on_state, site)))
+            on_state = partial(self._on_state, site)
+            watches.append(self.model.taps[site].watch(self.model.module, on_state))
         return watches
 
     def _watch_block(self, path: str) -> hooks.Watch:
@@ -174,9 +174,10 @@ class _Observation:
                     taps[site] = replace(tap, path=inner_path, call=0)
             try:
                 exact = float64_copy(block)
-                watches = []
-                for site, tap in taps.items():
-                    watches.append(tap.watch(exact, partial(self._add_exact, site)))
+                watches = [
+                    tap.watch(exact, partial(self._add_exact, site))
+                    for site, tap in taps.items()
+                ]
                 with hooks.watching(watches):
                     run_exactly(exact, args, kwargs)
             except FLOAT64_ERRORS as error:
@@ -191,7 +192,7 @@ class _Observation:
 
     def _watch_outside(self, part: nn.Module) -> list[hooks.Watch]:
         """Run a float64 copy of a module outside the blocks."""
-        exact: Tensor | None = None
+        exact = None
 
         def before(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
             nonlocal exact
@@ -243,14 +244,15 @@ class _Observation:
         """Show the rows of a site with their noise, and return their replacement."""
         exact = self.exact_rows.pop(name, None)
         # A float64 kernel may fail on a fully masked row where the model's does not.
-        if exact is not None and not bool(exact.isfinite().all()):
+        if exact is not None and not exact.isfinite().all():
             exact = None
         state = ObservedState(name, rows.detach().to("cpu", copy=True), exact)
         if self.measures_noise:
             masks = masks_of(self.batch)
-            gaps = []
-            for returned, wide in self.outside_calls:
-                gaps.append(gap(real_rows(wide, masks), real_rows(returned, masks)))
+            gaps = [
+                gap(real_rows(wide, masks), real_rows(returned, masks))
+                for returned, wide in self.outside_calls
+            ]
             if exact is not None:
                 gaps.append(gap(exact, state.rows))
             state.noise = Noise.measured(gaps, rows.dtype)
@@ -262,10 +264,8 @@ class _Observation:
 
 def masks_of(batch: PaddedBatch) -> list[Tensor]:
     """Return the real-token mask of each stack of a batch."""
-    masks = [batch.mask.bool()]
-    if batch.targets is not None:
-        masks.append(batch.targets.mask.bool())
-    return masks
+    stacks = [batch, batch.targets] if batch.targets is not None else [batch]
+    return [stack.mask.bool() for stack in stacks]
 
 
 def real_rows(tensor: Tensor, masks: Sequence[Tensor]) -> Tensor:
@@ -326,7 +326,7 @@ class StateQueue:
 
         An error of either is raised here.
         """
-        failures: list[BaseException] = []
+        failures = []
 
         def run_reference() -> None:
             try:
@@ -393,11 +393,9 @@ class ModuleCall:
         def move(tensor: Tensor) -> Tensor:
             return tensor.detach().to(device, copy=True)
 
-        args = map_tensors(self.args, move)
-        kwargs = map_tensors(self.kwargs, move)
+        args, kwargs = map_tensors((self.args, self.kwargs), move)
         with autograd.restored(), torch.no_grad():
-            output: object = module(*args, **kwargs)
-        return output
+            return module(*args, **kwargs)
 
 
 def record_calls(
@@ -423,8 +421,7 @@ def record_calls(
             return copies.setdefault(id(tensor), clone(tensor))
 
         if path not in opaque:
-            call.args = map_tensors(args, copy)
-            call.kwargs = map_tensors(dict(kwargs), copy)
+            call.args, call.kwargs = map_tensors((args, dict(kwargs)), copy)
         siblings = running[-1].inner if running else outermost
         siblings.append(call)
         running.append(call)
@@ -434,7 +431,7 @@ def record_calls(
         if call.path not in opaque:
             call.outputs = [clone(tensor) for tensor in tensors_in(output)]
 
-    watches: list[hooks.Watch] = []
+    watches = []
     for path, part in parts.items():
         watches.append(hooks.Watch(part, "input", partial(enter, path)))
         watches.append(hooks.Watch(part, "output", leave))
@@ -445,21 +442,16 @@ def record_calls(
 
 def parts_inside(module: nn.Module, path: str) -> dict[str, nn.Module]:
     """Return a module at a path and all modules inside it, by their full paths."""
-    parts = {}
-    for name, part in module.named_modules():
-        parts[f"{path}.{name}".strip(".")] = part
-    return parts
+    return {f"{path}.{name}".strip("."): part for name, part in module.named_modules()}
 
 
 def run_exactly(
     module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> object:
     """Run a float64 module on copies of arguments of any dtype."""
-    args = map_tensors(args, to_float64)
-    kwargs = map_tensors(dict(kwargs), to_float64)
+    args, kwargs = map_tensors((args, dict(kwargs)), to_float64)
     with autograd.restored(), torch.no_grad():
-        output: object = module(*args, **kwargs)
-    return output
+        return module(*args, **kwargs)
 
 
 @contextmanager
@@ -483,9 +475,8 @@ def clone(tensor: Tensor) -> Tensor:
 
 def to_float64(tensor: Tensor) -> Tensor:
     """Copy a tensor, widened to float64 if it is a floating-point tensor."""
-    if not tensor.is_floating_point():
-        return clone(tensor)
-    return tensor.detach().to(torch.float64, copy=True)
+    dtype = torch.float64 if tensor.is_floating_point() else tensor.dtype
+    return tensor.detach().to(dtype, copy=True)
 
 
 def tensors_in(value: object) -> list[Tensor]:
@@ -494,7 +485,7 @@ def tensors_in(value: object) -> list[Tensor]:
         return [value]
     if isinstance(value, Mapping):
         value = list(value.values())
-    tensors: list[Tensor] = []
+    tensors = []
     if isinstance(value, tuple | list):
         for part in value:
             tensors += tensors_in(part)

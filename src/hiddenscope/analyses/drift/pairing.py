@@ -29,7 +29,7 @@ from hiddenscope.analyses.drift.live_model import (
     run_program,
 )
 from hiddenscope.analyses.drift.observe import ModuleCall, record_calls, rows_of
-from hiddenscope.analyses.drift.report import Pairing, SitePair
+from hiddenscope.analyses.drift.story import Pairing, SitePair
 from hiddenscope.discovery import Stack, Tap
 from hiddenscope.discovery.trace import layouts
 from hiddenscope.errors import PassError, StatesError
@@ -110,10 +110,10 @@ class Pairs:
         self, program: Program, reference: LiveModel, inputs: Inputs
     ) -> dict[str, Tensor]:
         """Run a program on all texts and return its rows for each paired site."""
-        values = {}
-        for value in values_of(program, reference, inputs):
-            values[value.name] = value.rows
-        rows: dict[str, Tensor] = {}
+        values = {
+            value.name: value.rows for value in values_of(program, reference, inputs)
+        }
+        rows = {}
         for site, value in self.values.items():
             if value.name not in values:
                 reason = f"{value.name} has no row for each token of every text"
@@ -146,10 +146,9 @@ def pair_program(
     singles = [texts.some([text]) for text in range(count)]
     rows = rows_of(reference, singles, layers)
     pairs = _Matcher(values, rows, reference).pair(module, pairing)
-    unpaired = []
-    for name in rows:
-        if name not in pairs.values and name != LOGITS:
-            unpaired.append(f"`{name}`")
+    unpaired = [
+        f"`{name}`" for name in rows if name not in pairs.values and name != LOGITS
+    ]
     if unpaired:
         names = ", ".join(unpaired)
         pairs.notes.append(
@@ -165,25 +164,23 @@ def _open_module(program: Program) -> nn.Module | None:
     return None
 
 
+@dataclass
 class _Matcher:
     """Pairs values with the sites of the reference in one of several ways.
 
-    `fitting` are the values that have the shape of a state.
+    `reference` holds its rows by site, and `fitting` the values that have the shape of
+    a state.
     """
 
-    def __init__(
-        self,
-        values: Sequence[Value],
-        rows: Mapping[str, Tensor],
-        reference: LiveModel,
-    ) -> None:
-        self.values = values
-        self.reference = rows
-        self.model = reference
-        self.stacks = reference.anatomy.stacks
-        self.sites = [site for site in rows if site != LOGITS]
-        shapes = {rows[site].shape for site in self.sites}
-        self.fitting = [value for value in values if value.rows.shape in shapes]
+    values: Sequence[Value]
+    reference: Mapping[str, Tensor]
+    model: LiveModel
+
+    def __post_init__(self) -> None:
+        self.stacks = self.model.anatomy.stacks
+        self.sites = [site for site in self.reference if site != LOGITS]
+        shapes = {self.reference[site].shape for site in self.sites}
+        self.fitting = [value for value in self.values if value.rows.shape in shapes]
 
     def pair(
         self, module: nn.Module | None, pairing: Mapping[str, str] | str | None
@@ -211,8 +208,16 @@ class _Matcher:
             pairs = self._by_names()
         if pairs is None:
             pairs = self._by_correlation()
+            ordered = None
             if module is None or pairing == "auto":
-                pairs = self._ordered_or(pairs)
+                ordered = self._in_order()
+            if pairs is None:
+                pairs = ordered
+            elif ordered is not None:
+                # By order, unless values fit clearly better by correlation.
+                needed = self._mean_correlation(ordered.values) + CLEARLY_BETTER
+                if self._mean_correlation(pairs.values) <= needed:
+                    pairs = ordered
         if pairs is None:
             raise self._refusal()
         paired = pairs.values
@@ -318,7 +323,15 @@ class _Matcher:
         for shift in shifts:
             moved = {number + shift: value for number, value in values.items()}
             shifted = self._in_places(moved, layers, ends)
-            if self._is_nearer(shifted, paired, len(values)):
+            # A shift must bring nearly all values nearer, and none farther.
+            sites = {value.name: site for site, value in paired.items()}
+            nearer = farther = 0
+            for site, value in shifted.items():
+                before = self._distance(sites.get(value.name, ""), value)
+                after = self._distance(site, value)
+                nearer += after * NEARER < before
+                farther += before * NEARER < after
+            if not farther and nearer > 1 and nearer >= NEARLY_ALL * len(values):
                 site, value = next(iter(shifted.items()))
                 pairs.notes.append(
                     f"The candidate's numbers are off by one: its `{value.name}` was"
@@ -356,18 +369,6 @@ class _Matcher:
         shares = (actual - expected).norm(dim=0) / sizes
         return float(shares.nan_to_num(0.0).mean())
 
-    def _is_nearer(self, shifted: Values, named: Values, count: int) -> bool:
-        """Check that a shift brings nearly all values nearer, and none farther."""
-        sites = {value.name: site for site, value in named.items()}
-        nearer = 0
-        for site, value in shifted.items():
-            before = self._distance(sites.get(value.name, ""), value)
-            after = self._distance(site, value)
-            if before * NEARER < after:
-                return False
-            nearer += after * NEARER < before
-        return nearer > 1 and nearer >= NEARLY_ALL * count
-
     def _in_order(self, shifts: Sequence[int] = (1, -1)) -> Pairs | None:
         """Pair by order alone: all sites, or those that Hugging Face reports."""
         stack = self.stacks[-1]
@@ -378,15 +379,6 @@ class _Matcher:
                 self._add_numbered(pairs, values, sites, self._layers(stack), shifts)
                 return pairs
         return None
-
-    def _ordered_or(self, correlated: Pairs | None) -> Pairs | None:
-        """Pair by order, unless by correlation values fit clearly better."""
-        ordered = self._in_order()
-        if ordered is None or correlated is None:
-            return ordered or correlated
-        needed = self._mean_correlation(ordered.values) + CLEARLY_BETTER
-        fit = self._mean_correlation(correlated.values)
-        return correlated if fit > needed else ordered
 
     def _by_correlation(self) -> Pairs | None:
         """Find the pairs with the largest sum of correlations.
@@ -434,7 +426,22 @@ class _Matcher:
 
     def _by_blocks(self, module: nn.Module) -> Pairs | None:
         """Pair by the program's blocks: as many of one kind as each stack has."""
-        groups = self._groups(module)
+        # Modules of one kind under one parent whose outputs are states. The outermost
+        # groups come first, then those that are called first.
+        called = [value.path("output") for value in self.fitting]
+        called = [path for path in called if path is not None]
+        siblings: dict[tuple[str, object], list[str]] = defaultdict(list)
+        for path, part in module.named_modules():
+            if path and _is_list(module, _parent(path)):
+                siblings[_parent(path), "list"].append(path)
+            if path and part._modules:
+                siblings[_parent(path), type(part)].append(path)
+        ranked = []
+        for group in siblings.values():
+            places = [called.index(path) for path in group if path in called]
+            if len(group) > 1 and len(places) > len(group) / 2:
+                ranked.append((group[0].count("."), min(places), group))
+        groups = [group for *_, group in sorted(ranked)]
         pairs = Pairs("blocks")
         for stack in self.stacks:
             fitting = [group for group in groups if len(group) == stack.depth]
@@ -460,26 +467,6 @@ class _Matcher:
             groups = [other for other in groups if not set(other) & taken]
             pairs.values |= choices[best]
         return pairs
-
-    def _groups(self, module: nn.Module) -> list[list[str]]:
-        """Group modules of one kind under one parent whose outputs are states.
-
-        The outermost groups come first, then those that are called first.
-        """
-        called = [value.path("output") for value in self.fitting]
-        called = [path for path in called if path is not None]
-        groups: dict[tuple[str, object], list[str]] = defaultdict(list)
-        for path, part in module.named_modules():
-            if path and _is_list(module, _parent(path)):
-                groups[_parent(path), "list"].append(path)
-            if path and part._modules:
-                groups[_parent(path), type(part)].append(path)
-        ranked = []
-        for group in groups.values():
-            places = [called.index(path) for path in group if path in called]
-            if len(group) > 1 and len(places) > len(group) / 2:
-                ranked.append((group[0].count("."), min(places), group))
-        return [group for *_, group in sorted(ranked)]
 
     def _of_blocks(self, blocks: Sequence[str], prefix: str) -> Values:
         """Pair blocks in the order of their calls.
@@ -527,9 +514,10 @@ def values_of(program: Program, reference: LiveModel, inputs: Inputs) -> list[Va
     model = reference
     if isinstance(program, nn.Module):
         model = replace(reference, module=program)
-    texts = []
-    for text in range(len(inputs)):
-        texts.append(_values_of_text(program, model.batch(inputs.some([text]))))
+    texts = [
+        _values_of_text(program, model.batch(inputs.some([text])))
+        for text in range(len(inputs))
+    ]
     values = []
     for name, first in texts[0].items():
         rows = [text[name].rows for text in texts if name in text]
@@ -544,8 +532,8 @@ def _values_of_text(program: Program, batch: PaddedBatch) -> Values:
     lengths = [batch.ids.shape[1]]
     if batch.targets is not None:
         lengths.append(batch.targets.ids.shape[1])
-    values: Values = {}
-    returned: dict[str, Tensor] = {}
+    values = {}
+    returned = {}
 
     def add(name: str, tensor: Tensor, tap: Tap | None = None) -> None:
         """Keep a tensor that has a row for each token."""

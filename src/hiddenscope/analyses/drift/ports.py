@@ -20,8 +20,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from itertools import pairwise, product, takewhile
 from typing import Literal, NamedTuple
 
 import torch
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from hiddenscope.analyses.drift.compare import is_column_scaled
 from hiddenscope.analyses.drift.errors import Noise, gap
-from hiddenscope.analyses.drift.live_model import LOGITS, LiveModel, layer_before
+from hiddenscope.analyses.drift.live_model import LOGITS, layer_before
 from hiddenscope.analyses.drift.observe import (
     FLOAT64_ERRORS,
     ModuleCall,
@@ -41,7 +41,6 @@ from hiddenscope.analyses.drift.observe import (
     tensors_in,
     tolerating,
 )
-from hiddenscope.analyses.drift.report import Hint
 from hiddenscope.analyses.drift.search import (
     INCOMPARABLE,
     FaultyModule,
@@ -51,6 +50,7 @@ from hiddenscope.analyses.drift.search import (
     equal,
     weights_of,
 )
+from hiddenscope.analyses.drift.story import Hint
 from hiddenscope.modules import hooks
 from hiddenscope.modules.module_copy import float64_copy
 from hiddenscope.passes import Inputs
@@ -74,8 +74,7 @@ CallKey = tuple[str, int]
 class BlockTensor(NamedTuple):
     """A tensor in a block: the state that enters a call, or its output."""
 
-    path: str
-    number: int
+    call: CallKey
     side: Side
 
 
@@ -107,10 +106,13 @@ class BlockCalls:
             key = path, numbers[path]
             numbers[path] += 1
             self.calls[key] = call
-            if call.state is not None:
-                self.tensors[BlockTensor(*key, "input")] = _as_rows(call.state)
-            if call.output is not None:
-                self.tensors[BlockTensor(*key, "output")] = _as_rows(call.output)
+            sides: dict[Side, Tensor | None] = {
+                "input": call.state,
+                "output": call.output,
+            }
+            for side, tensor in sides.items():
+                if tensor is not None:
+                    self.tensors[BlockTensor(key, side)] = _as_rows(tensor)
 
 
 class PortBlock:
@@ -132,14 +134,14 @@ class PortBlock:
 
     def share_input(self, key: CallKey, other: CallKey) -> bool:
         """Check whether two calls of the port receive the same tensor."""
-        places = BlockTensor(*key, "input"), BlockTensor(*other, "input")
+        places = BlockTensor(key, "input"), BlockTensor(other, "input")
         tensors = [self.actual[place] for place in places if place in self.actual]
         return len(tensors) == 2 and equal(*tensors)
 
 
 def _joined(texts: Sequence[BlockCalls | None]) -> dict[BlockTensor, Tensor]:
     """Join the tensors that all texts have with the same width."""
-    joined: dict[BlockTensor, Tensor] = {}
+    joined = {}
     tensors = [calls.tensors for calls in texts if calls is not None]
     for place in tensors[0] if tensors else ():
         parts = [of_text[place] for of_text in tensors if place in of_text]
@@ -154,19 +156,15 @@ def _as_rows(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1, tensor.shape[-1]).cpu()
 
 
+@dataclass
 class PortSearch(Search):
     """Searches for the module at fault in a port, which runs one text at a time."""
 
-    def __init__(
-        self,
-        reference: LiveModel,
-        candidate: LiveModel,
-        inputs: Inputs,
-        others: Sequence[Inputs] = (),
-    ) -> None:
-        super().__init__(reference, candidate, inputs)
-        self.texts = [inputs, *others]
-        self.noise = Noise.assumed(candidate.dtype)
+    others: Sequence[Inputs]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.noise = Noise.assumed(self.candidate.dtype)
 
     def find(
         self, first: str, beyond: Mapping[str, float], relative: float
@@ -185,7 +183,15 @@ class PortSearch(Search):
         block = self._block(site)
         if block is None:
             return None
-        agreeing = self._agreeing_block(site, beyond)
+        # The nearest block of the same structure that agrees.
+        distances = {}
+        for layer in self.candidate.blocks:
+            agrees = beyond.get(str(layer), math.inf) <= 1
+            if agrees and layer.stack == site.stack and self._same_make(layer, site):
+                distances[layer] = abs((layer.layer or 0) - site.layer)
+        agreeing = None
+        if distances:
+            agreeing = self._block(min(distances, key=distances.__getitem__))
         trial = BlockTrial(self, block, agreeing)
         whole = block.port.block
         return trial.fault(trial.innermost_wrong(whole) or whole)
@@ -278,7 +284,7 @@ class PortSearch(Search):
     def _block(self, site: Site) -> PortBlock | None:
         """Record a block of both sides on equal input, text by text."""
         runs = []
-        for inputs in self.texts:
+        for inputs in (self.inputs, *self.others):
             reference = self.block_call(site, inputs)
             port_calls = self._port_calls(site, inputs)
             if reference is None or not port_calls:
@@ -295,26 +301,13 @@ class PortSearch(Search):
     def _exact_calls(self, call: ModuleCall) -> BlockCalls | None:
         """Record the calls inside a float64 copy of a block; None if float64 fails."""
         exact = float64_copy(self.reference.part(call.path))
-        calls: list[ModuleCall] = []
+        calls = []
         with tolerating(FLOAT64_ERRORS):
             calls = record_calls(
                 parts_inside(exact, call.path),
                 lambda: run_exactly(exact, call.args, call.kwargs),
             )
         return BlockCalls(calls[0]) if calls else None
-
-    def _agreeing_block(
-        self, site: Site, beyond: Mapping[str, float]
-    ) -> PortBlock | None:
-        """Record the nearest block of the same structure that agrees."""
-        distances = {}
-        for layer in self.candidate.blocks:
-            agrees = beyond.get(str(layer), math.inf) <= 1
-            if agrees and layer.stack == site.stack and self._same_make(layer, site):
-                distances[layer] = abs((layer.layer or 0) - (site.layer or 0))
-        if not distances:
-            return None
-        return self._block(min(distances, key=distances.__getitem__))
 
     def _same_make(self, layer: Site, other: Site) -> bool:
         """Check on both sides that two blocks have the same parts and weight shapes."""
@@ -333,7 +326,7 @@ class PortSearch(Search):
 
     def _search_around(self, site: Site | None) -> FaultyModule:
         """Find the module at fault before or after the blocks, by weight or output."""
-        leaves: list[tuple[ModuleCall, Tensor]] = []
+        leaves = []
         outside = self.calls_outside(self.reference)
         for call in calls_near(outside, self.reference, site):
             weights = weights_of(self.reference.part(call.path))
@@ -341,7 +334,7 @@ class PortSearch(Search):
                 leaves.append((call, next(iter(weights.values()))))
         calls = self.calls_outside(self.candidate)[1:]
         calls = calls_near(calls, self.candidate, site)
-        changed: list[str] = []
+        changed = []
         for path in dict.fromkeys(call.path for call in calls):
             weights = weights_of(self.candidate.part(path))
             if not weights or not leaves:
@@ -355,13 +348,26 @@ class PortSearch(Search):
             if cosines[place] <= SIMILAR or is_folded:
                 continue
             del leaves[place]
-            fault = self._compare_with(path, partner)
-            if fault is not None:
-                return fault
+            # The port's module is called on the input of the reference's.
+            tensors = tensors_in((partner.args, partner.kwargs))
+            port_call = replace(partner, path=path, args=tuple(tensors[:1]), kwargs={})
+            verdict = self.verdict_on(partner, port_call)
+            if tensors and 1 < verdict < INCOMPARABLE:
+                return self.fault_of(partner, port_call)
             if not _all_among([weight], [expected]):
                 changed.append(path)
         if not changed:
-            return FaultyModule(self._maker_of(site, calls))
+            path = self._runner_of_blocks(site)
+            # A container may return the state at the site itself.
+            if site is not None and site in self.candidate.taps:
+                rows = observe(self.candidate, self.inputs, [site]).rows(str(site))
+                makers = []
+                for call in calls:
+                    output = call.output if call.inner else None
+                    if output is not None and equal(_as_rows(output), rows):
+                        makers.append(call.path)
+                path = next(iter(makers), path)
+            return FaultyModule(path)
         # Its output is within rounding on this text, or could not be compared.
         evidence = (
             f"The weight of `{changed[0]}` is like one of the reference's, and not"
@@ -370,32 +376,8 @@ class PortSearch(Search):
         hint = Hint(fault="changed_weight", evidence=evidence)
         return FaultyModule(changed[0], hints=(hint,))
 
-    def _maker_of(self, site: Site | None, calls: Sequence[ModuleCall]) -> str:
-        """Return the container whose output is the state at a site.
 
-        Without one, return the module that runs the blocks.
-        """
-        if site is not None and site in self.candidate.taps:
-            rows = observe(self.candidate, self.inputs, [site]).rows(str(site))
-            for call in calls:
-                output = call.output if call.inner else None
-                if output is not None and equal(_as_rows(output), rows):
-                    return call.path
-        return self._runner_of_blocks(site)
-
-    def _compare_with(self, path: str, call: ModuleCall) -> FaultyModule | None:
-        """Call a module of the port on the input of one of the reference's.
-
-        The result is None if it agrees or cannot be compared.
-        """
-        tensors = tensors_in((call.args, call.kwargs))
-        port_call = replace(call, path=path, args=tuple(tensors[:1]), kwargs={})
-        verdict = self.verdict_on(call, port_call)
-        if not tensors or not 1 < verdict < INCOMPARABLE:
-            return None
-        return self.fault_of(call, port_call)
-
-
+@dataclass
 class BlockTrial:
     """Judges every call inside a port's block: does it return what it should?
 
@@ -403,24 +385,57 @@ class BlockTrial:
     tells which weights of this block are known to be right or wrong.
     """
 
-    def __init__(
-        self, search: PortSearch, block: PortBlock, agreeing: PortBlock | None
-    ) -> None:
-        self.search = search
-        self.block = block
-        self.agreeing = agreeing
+    search: PortSearch
+    block: PortBlock
+    agreeing: PortBlock | None
+
+    def __post_init__(self) -> None:
+        search, block, agreeing = self.search, self.block, self.agreeing
         parts = self._parts(block)
-        wrong: list[str] = []
+        wrong = []
         if agreeing is not None:
             self.counterparts = self._learn(agreeing, reordered=True)
             # Weights must consist of the reference's as in the agreeing block.
             learned = learn_weights(*self._parts(agreeing), reordered=True)
-            wrong = _wrong_weights(*parts, learned, search.noise.envelope)
+            known = _oriented_weights(parts[0])
+            for name, weight in parts[1].named_parameters():
+                if name not in learned:
+                    continue
+                rows = [
+                    known[row.weight, row.transposed][row.number]
+                    for row in learned[name]
+                ]
+                source = torch.stack(rows).double()
+                difference = (_matrix(weight).double() - source).norm()
+                if float(difference) > search.noise.envelope * float(source.norm()):
+                    wrong.append(name)
         else:
             # Without a block that agrees, another order of columns may be the fault.
             learned = learn_weights(*parts, reordered=False)
             self.counterparts = self._learn(block, reordered=False)
-            self._pair_by_weights(learned)
+            # Modules that hold exactly the weights of one of the reference's are pairs.
+            # They may be split, fused or transposed.
+            holders = {}
+            for key, call in block.reference.calls.items():
+                # Inner calls come later, so the smallest module with these weights
+                # remains.
+                part = search.reference.part(call.path)
+                holders[frozenset(_weight_paths(key, part))] = key
+            for key, call in block.port.calls.items():
+                part = search.candidate.part(call.path)
+                names = _weight_paths(key, part)
+                if not names or not learned.keys() >= set(names):
+                    continue
+                sources = set()
+                for name in names:
+                    sources |= {row.weight for row in learned[name]}
+                partner = holders.get(frozenset(sources))
+                if partner is None:
+                    continue
+                other = search.reference.part(block.reference.calls[partner].path)
+                count = sum(weight.numel() for weight in part.parameters())
+                if count == sum(weight.numel() for weight in other.parameters()):
+                    self._pair_calls(key, partner)
         path = block.port.block.path
         self.weights = {f"{path}.{name}": name not in wrong for name in learned}
         # What enters and leaves the two blocks are the layers themselves.
@@ -430,19 +445,17 @@ class BlockTrial:
 
     def _parts(self, block: PortBlock) -> tuple[nn.Module, nn.Module]:
         """Return the modules of a block."""
-        reference = self.search.reference
-        candidate = self.search.candidate
         return (
-            reference.part(block.reference.block.path),
-            candidate.part(block.port.block.path),
+            self.search.reference.part(block.reference.block.path),
+            self.search.candidate.part(block.port.block.path),
         )
 
     def _pair_calls(self, key: CallKey, partner: CallKey) -> None:
         """Pair what enters and leaves two calls, where it has the same shape."""
         sides: tuple[Side, ...] = ("input", "output")
         for side in sides:
-            place = BlockTensor(*key, side)
-            other = BlockTensor(*partner, side)
+            place = BlockTensor(key, side)
+            other = BlockTensor(partner, side)
             tensor = self.block.port.tensors.get(place)
             expected = self.block.reference.tensors.get(other)
             if tensor is None or expected is None or tensor.shape != expected.shape:
@@ -454,12 +467,13 @@ class BlockTrial:
 
         With `reordered`, a tensor may have the reference's columns in another order.
         """
-        counterparts: Counterparts = {}
+        counterparts = {}
         for place, rows in block.actual.items():
-            known = {}
-            for other, values in block.expected.items():
-                if len(values) == len(rows):
-                    known[other] = values
+            known = {
+                other: values
+                for other, values in block.expected.items()
+                if len(values) == len(rows)
+            }
             columns = self._columns(rows, known, reordered=reordered)
             if columns:
                 counterparts[place] = columns
@@ -483,14 +497,18 @@ class BlockTrial:
                 if whole > width and same(values[:, columns], rows):
                     return [SharedColumns(place, columns, ALL)]
         # It may consist of several tensors: projections that the port fuses.
-        tiles: list[SharedColumns] = []
+        tiles = []
         start = 0
         while start < width:
-            tile = self._tile_at(start, rows, known)
-            if tile is None:
+            for place, values in known.items():
+                columns = slice(start, start + values.shape[1])
+                fits = place.side == "output" and columns.stop <= width
+                if fits and same(values, rows[:, columns]):
+                    tiles.append(SharedColumns(place, ALL, columns))
+                    start = columns.stop
+                    break
+            else:
                 break
-            tiles.append(tile)
-            start = tile.port.stop
         if start == width:
             return tiles
         # It may have the columns of another in another order, as in Meta's layout of
@@ -505,44 +523,6 @@ class BlockTrial:
             if is_permutation and same(values[:, order], rows):
                 return [SharedColumns(place, order, ALL)]
         return []
-
-    def _tile_at(
-        self, start: int, rows: Tensor, known: Mapping[BlockTensor, Tensor]
-    ) -> SharedColumns | None:
-        """Find the output of the reference that begins at a column of a tensor."""
-        for place, values in known.items():
-            columns = slice(start, start + values.shape[1])
-            fits = place.side == "output" and columns.stop <= rows.shape[1]
-            if fits and self.search.same(values, rows[:, columns]):
-                return SharedColumns(place, ALL, columns)
-        return None
-
-    def _pair_by_weights(self, learned: Mapping[str, Sequence[SourceRow]]) -> None:
-        """Pair modules that hold exactly the weights of one of the reference's.
-
-        They may be split, fused or transposed.
-        """
-        holders: dict[frozenset[str], CallKey] = {}
-        for key, call in self.block.reference.calls.items():
-            # Inner calls come later, so the smallest module with these weights remains.
-            part = self.search.reference.part(call.path)
-            holders[frozenset(_weight_paths(key, part))] = key
-        for key, call in self.block.port.calls.items():
-            part = self.search.candidate.part(call.path)
-            names = _weight_paths(key, part)
-            if not names or not learned.keys() >= set(names):
-                continue
-            sources: set[str] = set()
-            for name in names:
-                sources |= {row.weight for row in learned[name]}
-            partner = holders.get(frozenset(sources))
-            if partner is None:
-                continue
-            expected = self.block.reference.calls[partner]
-            other = self.search.reference.part(expected.path)
-            count = sum(weight.numel() for weight in part.parameters())
-            if count == sum(weight.numel() for weight in other.parameters()):
-                self._pair_calls(key, partner)
 
     def innermost_wrong(self, call: ModuleCall) -> ModuleCall | None:
         """Find the innermost call that is wrong, first in the order of the pass."""
@@ -560,7 +540,7 @@ class BlockTrial:
         return self._verdicts[call]
 
     def _judge(self, key: CallKey) -> Verdict | None:
-        returned = BlockTensor(*key, "output")
+        returned = BlockTensor(key, "output")
         if returned not in self.counterparts:
             return None
         outputs = []
@@ -570,9 +550,7 @@ class BlockTrial:
                 outputs.append(_as_rows(output))
         if len(outputs) == len(self.block.runs):
             return self._compare(returned, torch.cat(outputs))
-        if self._is_input_right(key):
-            return self._compare(returned)
-        return None
+        return self._compare(returned) if self._is_input_right(key) else None
 
     def _output_on_reference_input(
         self, key: CallKey, reference: BlockCalls, port: BlockCalls
@@ -581,7 +559,7 @@ class BlockTrial:
 
         The result is None if the reference has no such tensor.
         """
-        place = self._identical_tensor(BlockTensor(*key, "input"))
+        place = self._identical_tensor(BlockTensor(key, "input"))
         call = port.calls.get(key)
         if place is None or call is None or call.state is None:
             return None
@@ -589,11 +567,7 @@ class BlockTrial:
         if expected is None or expected.numel() != call.state.numel():
             return None
         state = expected.reshape(call.state.shape).to(call.state)
-        candidate = self.search.candidate
-        returned = call.with_state(state).repeat(
-            candidate.part(call.path), candidate.device
-        )
-        return hooks.first_tensor(returned)
+        return hooks.first_tensor(self.search.repeat(call.with_state(state)))
 
     def _identical_tensor(self, place: BlockTensor) -> BlockTensor | None:
         """Return the reference's tensor if the port's is the same, column by column."""
@@ -607,7 +581,7 @@ class BlockTrial:
 
         A shared input counts only if the calls share it in the agreeing block too.
         """
-        entered = self._compare(BlockTensor(*key, "input"))
+        entered = self._compare(BlockTensor(key, "input"))
         if entered is not None:
             return entered <= 1
         if self.agreeing is None:
@@ -617,7 +591,7 @@ class BlockTrial:
                 continue
             is_shared = self.block.share_input(key, other)
             if is_shared and self.agreeing.share_input(key, other):
-                verdict = self._compare(BlockTensor(*other, "output"))
+                verdict = self._compare(BlockTensor(other, "output"))
                 if verdict is not None and verdict <= 1:
                     return True
         return False
@@ -634,20 +608,19 @@ class BlockTrial:
         if rows is None or place not in self.counterparts:
             return None
         verdicts = []
-        for source, reference_columns, columns in self.counterparts[place]:
+        for source, selected, columns in self.counterparts[place]:
             expected = self.block.expected.get(source)
-            exact = None
             if expected is None or len(expected) != len(rows):
                 return None
-            if source in self.block.exact:
-                exact = self.block.exact[source][:, reference_columns]
-            expected = expected[:, reference_columns]
-            verdicts.append(self.search.judge(expected, rows[:, columns], exact))
+            exact = self.block.exact.get(source)
+            exact = None if exact is None else exact[:, selected]
+            actual = rows[:, columns]
+            verdicts.append(self.search.judge(expected[:, selected], actual, exact))
         return max(verdicts)
 
     def fault(self, call: ModuleCall) -> FaultyModule:
         """Describe the module at fault, and say why no smaller one is certain."""
-        hints: list[Hint] = []
+        hints = []
         unknown = list(dict.fromkeys(self._unknown_parts(call)))
         if unknown:
             where = ""
@@ -662,47 +635,42 @@ class BlockTrial:
         own_code = not hints and self._only_code_is_left(call)
         key = self.keys[call]
         (reference, _, port) = self.block.runs[0]
-        place = self._identical_tensor(BlockTensor(*key, "output"))
+        place = self._identical_tensor(BlockTensor(key, "output"))
         partner = None
         if place is not None and place.side == "output":
-            partner = reference.calls.get((place.path, place.number))
-        output = self._output_on_reference_input(key, reference, port)
-        if output is None:
-            output = call.output
-        if partner is None or partner.output is None or output is None:
-            output = None
-        else:
-            output = output.reshape(partner.output.shape)
+            partner = reference.calls.get(place.call)
+        returned = self._output_on_reference_input(key, reference, port)
+        if returned is None:
+            returned = call.output
+        output = None
+        if partner is not None and partner.output is not None and returned is not None:
+            output = returned.reshape(partner.output.shape)
             output = output.to(self.search.reference.device)
         fault = FaultyModule(call.path, own_code, partner, output, tuple(hints))
-        wrong = []
-        for name, is_right in self.weights.items():
-            if not is_right and name.startswith(f"{call.path}."):
-                wrong.append(name)
+        wrong = [
+            name
+            for name, is_right in self.weights.items()
+            if not is_right and name.startswith(f"{call.path}.")
+        ]
         if not wrong:
             return fault
         words = "Other than the reference's, unlike in blocks that agree"
         evidence = f"{words}: {_listed(wrong)}."
         hint = Hint(fault="changed_weight", evidence=evidence)
         # The smallest module that holds all weights which are wrong.
-        shared: list[str] = []
-        for names in zip(*[name.split(".")[:-1] for name in wrong], strict=False):
-            if len(set(names)) > 1:
-                break
-            shared.append(names[0])
-        path = ".".join(shared)
+        levels = zip(*[name.split(".")[:-1] for name in wrong], strict=False)
+        shared = takewhile(lambda names: len(set(names)) == 1, levels)
+        path = ".".join(names[0] for names in shared)
         if path == call.path:
             return replace(fault, own_code=False, hints=(hint, *hints))
         return FaultyModule(path, hints=(hint,))
 
     def _unknown_parts(self, call: ModuleCall) -> list[str]:
         """Return the outermost parts inside a call that could not be judged."""
-        unknown: list[str] = []
+        unknown = []
         for inner in call.inner:
-            if self.verdict(inner) is None:
-                unknown.append(inner.path)
-            else:
-                unknown += self._unknown_parts(inner)
+            is_unknown = self.verdict(inner) is None
+            unknown += [inner.path] if is_unknown else self._unknown_parts(inner)
         return unknown
 
     def _only_code_is_left(self, call: ModuleCall) -> bool:
@@ -727,7 +695,7 @@ class BlockTrial:
         """
         tensors = tensors_in((call.args, call.kwargs))
         others = [tensor for tensor in tensors if tensor is not call.state]
-        known: list[Tensor] = []
+        known = []
         if self.agreeing is not None:
             for other in self.agreeing.port.block.walk():
                 known += tensors_in((other.args, other.kwargs))
@@ -757,10 +725,8 @@ def _weight_paths(key: CallKey, part: nn.Module) -> list[str]:
 def _all_among(weights: Sequence[Tensor], known: Sequence[Tensor]) -> bool:
     """Check that every weight is among the known ones, possibly transposed."""
     for weight in weights:
-        is_known = any(equal(weight, other) for other in known)
-        if weight.ndim > 1 and not is_known:
-            is_known = any(equal(weight.mT, other) for other in known)
-        if not is_known:
+        forms = [weight, weight.mT] if weight.ndim > 1 else [weight]
+        if not any(equal(*pair) for pair in product(forms, known)):
             return False
     return True
 
@@ -802,7 +768,7 @@ def learn_weights(
     for (name, transposed), rows in _oriented_weights(reference).items():
         for number, row in enumerate(_bytes_of_rows(rows)):
             known.setdefault(row, []).append(SourceRow(name, transposed, number))
-    learned: dict[str, list[SourceRow]] = {}
+    learned = {}
     for name, weight in port.named_parameters():
         sources: list[SourceRow] = []
         for row in _bytes_of_rows(_matrix(weight)):
@@ -824,29 +790,9 @@ def learn_weights(
     return learned
 
 
-def _wrong_weights(
-    reference: nn.Module,
-    port: nn.Module,
-    learned: Mapping[str, Sequence[SourceRow]],
-    rounding: float,
-) -> list[str]:
-    """Return the weights of a port's block that do not consist of the learned rows."""
-    known = _oriented_weights(reference)
-    wrong: list[str] = []
-    for name, weight in port.named_parameters():
-        if name not in learned:
-            continue
-        rows = [known[row.weight, row.transposed][row.number] for row in learned[name]]
-        expected = torch.stack(rows).double()
-        difference = (_matrix(weight).double() - expected).norm()
-        if float(difference) > rounding * float(expected.norm()):
-            wrong.append(name)
-    return wrong
-
-
 def _oriented_weights(module: nn.Module) -> dict[tuple[str, bool], Tensor]:
     """Return each weight as a matrix, and each matrix also transposed."""
-    oriented: dict[tuple[str, bool], Tensor] = {}
+    oriented = {}
     for name, weight in module.named_parameters():
         oriented[name, False] = _matrix(weight)
         if weight.ndim > 1:

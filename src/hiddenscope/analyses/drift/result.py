@@ -6,8 +6,10 @@ import json
 import math
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,7 +24,8 @@ from hiddenscope.analyses.drift.errors import (
     stack_of,
 )
 from hiddenscope.analyses.drift.live_model import LOGITS
-from hiddenscope.analyses.drift.report import (
+from hiddenscope.analyses.drift.search import FaultyModule
+from hiddenscope.analyses.drift.story import (
     Baseline,
     Consequences,
     DriftingSite,
@@ -42,7 +45,6 @@ from hiddenscope.analyses.drift.report import (
     WeightChange,
     WorstToken,
 )
-from hiddenscope.analyses.drift.search import FaultyModule
 from hiddenscope.errors import FileError
 from hiddenscope.files import replacing
 from hiddenscope.results.dataset import token_coords
@@ -52,14 +54,7 @@ from hiddenscope.states import Tokens
 if TYPE_CHECKING:
     import xarray
 
-LINES = {
-    "total_error": "error of the whole pass",
-    "local_error": "local error, on equal input",
-    "inherited_error": "inherited error",
-    "envelope": "noise envelope",
-    "gain": "inherited error over the error before",
-    "beyond": "times over the envelope",
-}
+
 MOST_TOKENS = 8
 FORMAT = "hiddenscope.drift-baseline/1"
 # A model of a thousand layers takes about a hundred thousand bytes.
@@ -167,21 +162,21 @@ class DriftComparison:
     def _moved_tokens(self) -> list[MovedToken]:
         """List the tokens whose output moved most, or without a head their state."""
         cells = self.errors.cells
-        states = []
-        for name in self.errors.verdicts:
-            if name != LOGITS and "relative" in cells.get(name, {}):
-                states.append(name)
+        states = [
+            name
+            for name in self.errors.verdicts
+            if name != LOGITS and "relative" in cells.get(name, {})
+        ]
         if not states:
             return []
         moved = cells[states[-1]]["relative"]
-        divergences = cells.get(LOGITS, {}).get("kl")
-        if divergences is not None and len(divergences) != len(moved):
-            divergences = None
-        ranking = moved if divergences is None else divergences
+        divergences = cells.get(LOGITS, {}).get("kl", np.empty(0))
+        has_head = len(divergences) == len(moved)
+        ranking = divergences if has_head else moved
         order = np.argsort(-np.nan_to_num(ranking, nan=-1.0), kind="stable")
         listed = []
         for row in order[:MOST_TOKENS]:
-            kl = None if divergences is None else float(divergences[row])
+            kl = float(divergences[row]) if has_head else None
             if moved[row] > 0:
                 token = self._token(states[-1], row)
                 listed.append(MovedToken(**token, error=float(moved[row]), kl=kl))
@@ -212,11 +207,8 @@ class DriftComparison:
         selected = {LOGITS, *map(str, select(patterns, sites, owner="this comparison"))}
         names = [name for name in measured if name in selected]
         # The tokens of all stacks, one stack after another.
-        starts = {}
-        count = 0
-        for stack, stack_tokens in self.tokens.items():
-            starts[stack] = count
-            count += len(stack_tokens)
+        *ends, count = accumulate(map(len, self.tokens.values()))
+        starts = dict(zip(self.tokens, [0, *ends], strict=True))
         variables: dict[str, object] = {}
         for measure, attributes in CELLS.items():
             if not any(measure in errors.cells[name] for name in names):
@@ -228,12 +220,27 @@ class DriftComparison:
                     start = starts[stack_of(name, self.tokens)]
                     cells[row, start : start + len(values)] = values
             variables[measure] = (("site", "token"), cells, dict(attributes))
-        lines = zip(LINES.items(), _along_sites(errors, names), strict=True)
-        for (line, words), numbers in lines:
-            values = np.array(numbers, dtype=np.float32)
-            if np.isfinite(values).any():
+        total, local, inherited = (
+            np.array([_largest(errors, name, measure) for name in names])
+            for measure in ("relative", "local", "inherited")
+        )
+        # No error before has no gain: it becomes a gap.
+        before = np.array([math.nan, *total])[:-1]
+        gain = inherited / np.where(before == 0, math.nan, before)
+        verdicts = [errors.verdicts[name] for name in names]
+        envelope = [verdict.envelope for verdict in verdicts]
+        beyond = [verdict.beyond for verdict in verdicts]
+        for line, numbers, words in (
+            ("total_error", total, "error of the whole pass"),
+            ("local_error", local, "local error, on equal input"),
+            ("inherited_error", inherited, "inherited error"),
+            ("envelope", envelope, "noise envelope"),
+            ("gain", gain, "inherited error over the error before"),
+            ("beyond", beyond, "times over the envelope"),
+        ):
+            if np.isfinite(numbers).any():
                 attributes = {"long_name": words, "scale": "log"}
-                variables[line] = ("site", values, attributes)
+                variables[line] = ("site", np.array(numbers, np.float32), attributes)
         stacks = list(map(str, self.tokens)) if len(self.tokens) > 1 else []
         coords = token_coords(list(self.tokens.values()), stacks)
         return xarray.Dataset(variables, {"site": names, **coords})
@@ -247,12 +254,12 @@ def _drifting_site(errors: Errors, name: str) -> DriftingSite:
 
 def _as_given(errors: Errors) -> SiteError | None:
     """Find the largest difference of the sides in their own dtypes and kernels."""
-    sizes = {name: _largest(errors, name, "relative") for name in errors.verdicts}
-    finite = [name for name, size in sizes.items() if not math.isnan(size)]
+    sizes = [(_largest(errors, name, "relative"), name) for name in errors.verdicts]
+    finite = [pair for pair in sizes if not math.isnan(pair[0])]
     if not finite:
         return None
-    largest = max(finite, key=sizes.__getitem__)
-    return SiteError(site=largest, error=sizes[largest])
+    error, site = max(finite, key=itemgetter(0))
+    return SiteError(site=site, error=error)
 
 
 def _systematic(errors: Errors, site: str | None) -> Systematic | None:
@@ -308,22 +315,6 @@ def _moved_layers(errors: Errors) -> list[MovedLayer]:
     return sorted(moved, key=lambda layer: -layer.local)
 
 
-def _along_sites(errors: Errors, names: Sequence[str]) -> Iterator[Sequence[float]]:
-    """Yield the values of each line of `LINES`, in their order."""
-    total = [_largest(errors, name, "relative") for name in names]
-    inherited = [_largest(errors, name, "inherited") for name in names]
-    verdicts = [errors.verdicts[name] for name in names]
-    yield total
-    yield [_largest(errors, name, "local") for name in names]
-    yield inherited
-    yield [verdict.envelope for verdict in verdicts]
-    # No error before has no gain: it becomes a gap.
-    before = np.array([math.nan, *total])[:-1]
-    gains = np.array(inherited) / np.where(before == 0, math.nan, before)
-    yield gains.tolist()
-    yield [verdict.beyond for verdict in verdicts]
-
-
 def read_baseline(path: str | os.PathLike[str]) -> dict[str, float] | None:
     """Read the accepted error of each site; None if there is no file.
 
@@ -339,7 +330,20 @@ def read_baseline(path: str | os.PathLike[str]) -> dict[str, float] | None:
             content = file.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
             raise ValueError(f"it has more than {MOST_BYTES // 2**20} MiB")
-        return _levels(json.loads(content))
+        stored = json.loads(content)
+        if not isinstance(stored, dict) or not isinstance(stored.get("accepted"), dict):
+            raise ValueError("it has no table `accepted`")
+        if stored.get("format") != FORMAT:
+            raise ValueError(
+                f"its format is {str(stored.get('format'))[:100]}, not {FORMAT}"
+            )
+        levels = {}
+        for site, level in stored["accepted"].items():
+            is_number = isinstance(level, int | float) and not isinstance(level, bool)
+            if not is_number or not 0 <= level < math.inf:
+                raise ValueError(f"the level of {site[:100]} is {str(level)[:100]}")
+            levels[site] = float(level)
+        return levels
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -350,23 +354,6 @@ def read_baseline(path: str | os.PathLike[str]) -> dict[str, float] | None:
         raise FileError(
             problem, reason, "Remove it to have it written anew."
         ) from error
-
-
-def _levels(stored: object) -> dict[str, float]:
-    """Check the content of a file; anything wrong raises a ValueError."""
-    if not isinstance(stored, dict) or not isinstance(stored.get("accepted"), dict):
-        raise ValueError("it has no table `accepted`")
-    if stored.get("format") != FORMAT:
-        raise ValueError(
-            f"its format is {str(stored.get('format'))[:100]}, not {FORMAT}"
-        )
-    levels = {}
-    for site, level in stored["accepted"].items():
-        is_number = isinstance(level, int | float) and not isinstance(level, bool)
-        if not is_number or not 0 <= level < math.inf:
-            raise ValueError(f"the level of {site[:100]} is {str(level)[:100]}")
-        levels[site] = float(level)
-    return levels
 
 
 def write_baseline(path: str | os.PathLike[str], levels: Mapping[str, float]) -> int:

@@ -35,8 +35,8 @@ from hiddenscope.analyses.drift.live_model import (
     narrowest,
     tokens_of,
 )
-from hiddenscope.analyses.drift.report import Hint, Pairing, SitePair
 from hiddenscope.analyses.drift.result import DriftComparison
+from hiddenscope.analyses.drift.story import Hint, Pairing, SitePair
 from hiddenscope.errors import StatesError
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs, Texts
@@ -46,6 +46,7 @@ from hiddenscope.states.files import is_foreign
 from hiddenscope.states.foreign import UnnamedLayers, unnamed_layers
 from hiddenscope.store import Store
 from hiddenscope.store import open as open_store
+from hiddenscope.vectors.dataset import strings_of
 
 # Rows of saved states that are compared at a time.
 BLOCK = 8192
@@ -83,11 +84,12 @@ class SavedRun:
         `other` is the module that they are compared with.
         """
         named = self.named_dtype
-        first_site = self.stacks[0].sites[0]
-        last_site = self.stacks[0].sites[-1]
-        first = narrowest([next(self.blocks(first_site))], named)
-        last = narrowest([next(self.blocks(last_site))], named)
-        if last_site.layer != 0 and last != named:
+        sites = self.stacks[0].sites
+        first, last = (
+            narrowest([next(self.blocks(site))], named)
+            for site in (sites[0], sites[-1])
+        )
+        if sites[-1].layer != 0 and last != named:
             return last
         if first == named:
             return named
@@ -127,16 +129,6 @@ class SavedRun:
     def blocks(self, site: Site) -> Iterator[Tensor]:
         """Read the states of a site in blocks, of equal sizes in every run."""
         return iter(self.states_of(site.stack).blocks(site, BLOCK))
-
-    def texts(self) -> list[str] | list[list[int]]:
-        """Return the windows, texts or ids that the states were computed on."""
-        tokens = self.stacks[0].tokens
-        windows = self.windows()
-        if windows is not None:
-            return windows
-        if tokens.texts is not None:
-            return list(tokens.texts)
-        return [tokens.ids[tokens.rows(text)].tolist() for text in range(tokens.count)]
 
     def windows(self) -> list[list[int]] | None:
         """Return the ids of each window if a store has cut long texts, else None."""
@@ -210,9 +202,38 @@ def compare_model_with_saved(
 ) -> DriftComparison:
     """Compare a live model with states that were saved elsewhere."""
     saved = saved.named_by(model)
-    _check_unpooled(saved)
-    inputs = encode(model, saved.texts() if texts is None else texts)
-    _check_tokens(inputs, saved)
+    for states in saved.stacks:
+        # A pass cannot be compared with a store that lacks tokens.
+        if isinstance(states, Store) and (states.pooled or states.every > 1):
+            what = f"one token in {states.every}"
+            if states.pooled:
+                what = f"the {states.pooled} of each text"
+            problem = f"Cannot compare a pass with {saved.name}"
+            reason = f"the store keeps {what} alone"
+            raise StatesError(problem, reason, "Extract the states of every token.")
+    if texts is None:
+        # The windows, texts or ids that the states were computed on.
+        texts = saved.windows() or list(strings_of(saved.stacks[0].tokens))
+    inputs = encode(model, texts)
+    for states in saved.stacks:
+        expected = inputs.of(states.sites[0].stack)
+        saved_tokens = states.tokens
+        lengths = states.tokens.lengths
+        if isinstance(states, Store):
+            lengths = states.sequence_lengths
+        same_ids = np.array_equal(expected.flat, saved_tokens.ids)
+        if same_ids and np.array_equal(expected.lengths, lengths):
+            continue
+        problem = f"The saved states of {saved.name} are of other texts"
+        if saved.windows() is not None:
+            reason = "they were computed in windows of long texts"
+            remedy = "Leave the texts out: the store has its own."
+            raise StatesError(problem, reason, remedy)
+        reason = (
+            f"they hold {len(saved_tokens):,} tokens of {saved_tokens.count} texts,"
+            f" which are not the {sum(expected.lengths):,} given"
+        )
+        raise StatesError(problem, reason, "Give the texts they were captured on.")
     live = as_live(model)
     dtype = saved.computed_in(model.module)
     names = (model.name, saved.name)
@@ -222,9 +243,7 @@ def compare_model_with_saved(
         roles = roles[::-1]
     widths = {site: live.anatomy.width(site) for site in live.sites}
     sites = _common_sites(widths, saved, (model.name, saved.name))
-    claims = {}
-    for site in sites:
-        claims[str(site)] = Claim(str(site), partial(saved.rows, site))
+    claims = {str(site): Claim(str(site), partial(saved.rows, site)) for site in sites}
     tokens = tokens_of(model, inputs)
     if saved.windows() is not None:
         # The store knows the places of its windows in the whole texts.
@@ -254,10 +273,24 @@ def compare_two_saved(first: SavedRun, second: SavedRun) -> DriftComparison:
     sites = _common_sites(widths, second, names)
     stacks = list(dict.fromkeys(site.stack for site in sites))
     for stack in stacks:
-        _check_same_texts(first, second, stack)
-    blocks = {}
-    for site in sites:
-        blocks[str(site)] = zip(first.blocks(site), second.blocks(site), strict=True)
+        expected = first.states_of(stack).tokens
+        other = second.states_of(stack).tokens
+        same_ids = np.array_equal(expected.ids, other.ids)
+        same_lengths = np.array_equal(expected.lengths, other.lengths)
+        # Pooled states have no ids to tell texts apart by.
+        is_pooled = bool((expected.ids < 0).any())
+        same_texts = not is_pooled or expected.texts == other.texts
+        if not (same_ids and same_lengths and same_texts):
+            raise StatesError(
+                "The two saved runs are of different texts",
+                f"they hold {len(expected):,} and {len(other):,} tokens that are not"
+                " the same",
+                "Capture both on the same texts.",
+            )
+    blocks = {
+        str(site): zip(first.blocks(site), second.blocks(site), strict=True)
+        for site in sites
+    }
     tokens = {stack: first.states_of(stack).tokens for stack in stacks}
     errors = compare_saved(blocks, tokens, {first.named_dtype, second.named_dtype})
     sources = [first.stacks[0].source.to_json(), second.stacks[0].source.to_json()]
@@ -265,9 +298,9 @@ def compare_two_saved(first: SavedRun, second: SavedRun) -> DriftComparison:
 
 
 def _paired_by_site(sites: Sequence[Site]) -> Pairing:
-    pairs = []
-    for name in map(str, sites):
-        pairs.append(SitePair(site=name, reference=name, candidate=name))
+    pairs = [
+        SitePair(site=name, reference=name, candidate=name) for name in map(str, sites)
+    ]
     return Pairing(by="site", pairs=pairs)
 
 
@@ -293,61 +326,6 @@ def _common_sites(
     return common
 
 
-def _check_unpooled(saved: SavedRun) -> None:
-    """Raise if a store lacks tokens: a pass cannot be compared with it then."""
-    for states in saved.stacks:
-        if not isinstance(states, Store):
-            continue
-        if states.pooled is None and states.every == 1:
-            continue
-        what = f"one token in {states.every}"
-        if states.pooled:
-            what = f"the {states.pooled} of each text"
-        problem = f"Cannot compare a pass with {saved.name}"
-        reason = f"the store keeps {what} alone"
-        raise StatesError(problem, reason, "Extract the states of every token.")
-
-
-def _check_tokens(inputs: Inputs, saved: SavedRun) -> None:
-    """Raise if saved states are of other texts than those that are run here."""
-    for states in saved.stacks:
-        expected = inputs.of(states.sites[0].stack)
-        tokens = states.tokens
-        lengths = states.tokens.lengths
-        if isinstance(states, Store):
-            lengths = states.sequence_lengths
-        same_ids = expected.flat.tolist() == tokens.ids.tolist()
-        if same_ids and expected.lengths == lengths.tolist():
-            continue
-        problem = f"The saved states of {saved.name} are of other texts"
-        if saved.windows() is not None:
-            reason = "they were computed in windows of long texts"
-            remedy = "Leave the texts out: the store has its own."
-            raise StatesError(problem, reason, remedy)
-        reason = (
-            f"they hold {len(tokens):,} tokens of {tokens.count} texts, which are not"
-            f" the {sum(expected.lengths):,} given"
-        )
-        raise StatesError(problem, reason, "Give the texts they were captured on.")
-
-
-def _check_same_texts(first: SavedRun, second: SavedRun, stack: str | None) -> None:
-    """Raise if two saved runs are of different texts."""
-    tokens = first.states_of(stack).tokens
-    other = second.states_of(stack).tokens
-    same_ids = tokens.ids.tolist() == other.ids.tolist()
-    same_lengths = tokens.lengths.tolist() == other.lengths.tolist()
-    # Pooled states have no ids to tell texts apart by.
-    is_pooled = bool((tokens.ids < 0).any())
-    same_texts = not is_pooled or tokens.texts == other.texts
-    if not (same_ids and same_lengths and same_texts):
-        reason = (
-            f"they hold {len(tokens):,} and {len(other):,} tokens that are not the same"
-        )
-        remedy = "Capture both on the same texts."
-        raise StatesError("The two saved runs are of different texts", reason, remedy)
-
-
 def name_layers(model: Model, unnamed: UnnamedLayers) -> tuple[Site, ...]:
     """Return the sites that layers `[layer, token, width]` are, proved by the model.
 
@@ -367,12 +345,17 @@ def name_layers(model: Model, unnamed: UnnamedLayers) -> tuple[Site, ...]:
             f" {captured.width}"
         )
         raise StatesError(problem, reason, "Give states of this model.")
-    named: list[Site] = []
+    named = []
     for number, rows in enumerate(layers):
-        distances = {
-            site: _distance(rows[: len(captured.tokens)], captured[site])
-            for site in captured.sites
-        }
+        distances = {}
+        actual = rows[: len(captured.tokens)].double().cpu()
+        for site in captured.sites:
+            expected = captured[site].double().cpu()
+            sizes = expected.norm(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
+            # Of the median token: the first token's state is often so large that it
+            # would hide all others.
+            distance = ((actual - expected).norm(dim=-1) / sizes).median()
+            distances[site] = float(distance)
         nearest, *others = sorted(distances, key=distances.__getitem__)
         least = distances[nearest]
         is_clear = not others or distances[others[0]] >= CLEARLY * least
@@ -384,17 +367,6 @@ def name_layers(model: Model, unnamed: UnnamedLayers) -> tuple[Site, ...]:
             raise StatesError(problem, reason, remedy)
         named.append(nearest)
     return tuple(named)
-
-
-def _distance(rows: Tensor, state: Tensor) -> float:
-    """Return the relative difference of the median token.
-
-    The first token's state is often so large that it would hide all others.
-    """
-    expected = state.double().cpu()
-    actual = rows.double().cpu()
-    sizes = expected.norm(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
-    return float(((actual - expected).norm(dim=-1) / sizes).median())
 
 
 @dataclass(frozen=True)

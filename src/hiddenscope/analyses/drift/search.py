@@ -35,7 +35,7 @@ from hiddenscope.analyses.drift.observe import (
     tensors_in,
     tolerating,
 )
-from hiddenscope.analyses.drift.report import Hint
+from hiddenscope.analyses.drift.story import Hint
 from hiddenscope.analyses.drift.systematic import SystematicTest
 from hiddenscope.modules import hooks
 from hiddenscope.modules.module_copy import float64_copy
@@ -70,16 +70,16 @@ Verdict = float
 RIGHT, INCOMPARABLE = 0.0, inf
 
 
+@dataclass
 class Search:
     """Searches for the module at fault in a candidate with the reference's modules."""
 
-    def __init__(
-        self, reference: LiveModel, candidate: LiveModel, inputs: Inputs
-    ) -> None:
-        self.reference = reference
-        self.candidate = candidate
-        self.inputs = inputs
-        self.masks = masks_of(reference.batch(inputs))
+    reference: LiveModel
+    candidate: LiveModel
+    inputs: Inputs
+
+    def __post_init__(self) -> None:
+        self.masks = masks_of(self.reference.batch(self.inputs))
         self._verdicts: dict[ModuleCall, Verdict] = {}
 
     def find(
@@ -97,8 +97,7 @@ class Search:
             block = self.reference.anatomy.stack(Site.parse(first)).blocks[0].path
             calls = self.calls_outside(self.reference)
             holders = [call.path for call in calls if _holds(call.path, block)]
-            path = max(holders, key=len, default="")
-            return FaultyModule(path)
+            return FaultyModule(max(holders, key=len, default=""))
         fault = None
         # No block makes layer.0: those are the embeddings.
         if site is not None and site.layer:
@@ -110,11 +109,10 @@ class Search:
         """Record the reference's block that makes a layer, and every call inside."""
         blocks = self.reference.blocks
         path = blocks[site]
-        block = self.reference.part(blocks[site])
         # One module may be called for several layers.
         number = [layer for layer in blocks if blocks[layer] == path].index(site)
         run = partial(self.reference.run, self.reference.batch(inputs))
-        calls = record_calls(parts_inside(block, path), run)
+        calls = record_calls(parts_inside(self.reference.part(path), path), run)
         return calls[number] if number < len(calls) else None
 
     def _blame(self, call: ModuleCall) -> FaultyModule | None:
@@ -145,7 +143,7 @@ class Search:
         output = None
         # Verdicts hold no outputs, and the hints need that of the module at fault.
         with tolerating(CALL_ERRORS):
-            output = hooks.first_tensor(self._repeat(repeated))
+            output = hooks.first_tensor(self.repeat(repeated))
         if output is not None:
             output = output.to(self.reference.device)
         return FaultyModule(repeated.path, own_code, call, output)
@@ -190,7 +188,8 @@ class Search:
         """Return a call of the reference's as one of the candidate's module."""
         return replace(call, path=self._path_in_candidate(call.path))
 
-    def _repeat(self, call: ModuleCall) -> object:
+    def repeat(self, call: ModuleCall) -> object:
+        """Repeat a call on the candidate's module at its path."""
         return call.repeat(self.candidate.part(call.path), self.candidate.device)
 
     def verdict_on(self, call: ModuleCall, repeated: ModuleCall) -> Verdict:
@@ -198,9 +197,9 @@ class Search:
         reference_part = self.reference.part(call.path)
         if self.candidate.part(repeated.path) is reference_part:
             return RIGHT
-        returned: list[object] = []
+        returned = []
         with tolerating(CALL_ERRORS):
-            returned.append(self._repeat(repeated))
+            returned.append(self.repeat(repeated))
         if not returned:
             # It does not even take the arguments of the reference's module.
             return INCOMPARABLE
@@ -208,7 +207,7 @@ class Search:
         count = len(call.outputs)
         if len(others) == count and all(map(equal, others, call.outputs)):
             return RIGHT
-        exact: list[Tensor] = []
+        exact = []
         with tolerating(FLOAT64_ERRORS):
             wide = float64_copy(reference_part)
             exact = tensors_in(run_exactly(wide, call.args, call.kwargs))
@@ -228,8 +227,7 @@ class Search:
         if expected.shape != other.shape:
             return INCOMPARABLE
         if expected.is_complex() or other.is_complex():
-            if exact is not None:
-                exact = _real_and_imaginary(exact)
+            exact = None if exact is None else _real_and_imaginary(exact)
             return self.judge(
                 _real_and_imaginary(expected), _real_and_imaginary(other), exact
             )
@@ -247,7 +245,7 @@ class Search:
             if rounding.worst < inf:
                 noise = Noise.measured([rounding], expected.dtype)
                 rows = [
-                    real_rows(rows, self.masks) for rows in (expected, other, exact)
+                    real_rows(part, self.masks) for part in (expected, other, exact)
                 ]
                 test = SystematicTest(rows[0].shape[-1])
                 test.add(*rows)
@@ -270,8 +268,9 @@ class Search:
             # An error at final or in the logits is most likely made after the blocks.
             suspects = [*calls_near(calls, self.reference, site), *calls]
         else:
-            blocks = self.reference.anatomy.stack(site).blocks
-            making_block = blocks[max(site.layer, 1) - 1].path
+            making_block = self.reference.blocks[
+                replace(site, layer=max(site.layer, 1))
+            ]
         for call in suspects:
             if call.path == making_block:
                 break
@@ -295,10 +294,11 @@ class Search:
         """Record the calls outside the blocks; block calls without their arguments."""
         blocks = set(model.blocks.values())
         inside = tuple(f"{path}." for path in blocks)
-        outside = {}
-        for path, part in hooks.parts_of(model.module).items():
-            if not path.startswith(inside):
-                outside[path] = part
+        outside = {
+            path: part
+            for path, part in hooks.parts_of(model.module).items()
+            if not path.startswith(inside)
+        }
         batch = model.batch(self.inputs)
         (whole,) = record_calls(outside, lambda: model.run(batch), opaque=blocks)
         return list(whole.walk())
@@ -312,7 +312,7 @@ class Search:
 
     def _shows_error(self, call: ModuleCall, site: Site, relative: float) -> bool:
         """Check whether a module called by itself is off at a site as the whole is."""
-        states: list[Tensor] = []
+        states = []
         for model in (self.reference, self.candidate):
             watch = model.taps[site].watch(
                 model.module, lambda tensor: states.append(clone(tensor))
@@ -321,7 +321,7 @@ class Search:
                 call.repeat(model.part(call.path), model.device)
         if len(states) < 2 or states[0].shape != states[1].shape:
             return True
-        return self.gap(states[0], states[1]).worst > SHARE_OF_ERROR * relative
+        return self.gap(*states).worst > SHARE_OF_ERROR * relative
 
 
 def path_in(candidate: LiveModel, reference: LiveModel, path: str) -> str:
@@ -361,11 +361,9 @@ def calls_near(
 
 def weights_of(part: nn.Module) -> dict[str, Tensor]:
     """Return the parameters that a module holds itself, by name."""
-    weights = {}
-    for name, weight in part._parameters.items():
-        if weight is not None:
-            weights[name] = weight.detach()
-    return weights
+    return {
+        name: weight.detach() for name, weight in part.named_parameters(recurse=False)
+    }
 
 
 def equal(tensor: Tensor, other: Tensor) -> bool:
@@ -377,11 +375,8 @@ def equal(tensor: Tensor, other: Tensor) -> bool:
 
 def _real_and_imaginary(tensor: Tensor) -> Tensor:
     """Return a tensor with the real and imaginary parts of each number side by side."""
-    if not tensor.is_complex():
-        tensor = tensor + 0j
     # Still one row for each token: the last axis becomes twice as long.
-    pairs = torch.view_as_real(tensor.resolve_conj())
-    return pairs.reshape(*tensor.shape[:-1], -1)
+    return torch.view_as_real(tensor + 0j).flatten(-2)
 
 
 def _holds(path: str, inner: str) -> bool:

@@ -3,19 +3,14 @@ grows along the layers.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import numpy as np
 
-from hiddenscope.analyses.drift.report import (
-    Consequences,
-    DriftingSite,
-    DriftReport,
-    Systematic,
-    WeightChange,
-)
-from hiddenscope.results import Result, Section, Table
+from hiddenscope.results import Report, Result, Section, Table, frozen
 from hiddenscope.results.drawing import grid_of, labels
 from hiddenscope.results.pictures import Lines, PackedFloats, Series
+from hiddenscope.results.report import ABSENT, Absent
 from hiddenscope.results.sentences import capitalised, number, quote, side_names
 
 MEASURES = ("relative", "local", "inherited", "max_abs", "ulp", "mismatched", "cosine")
@@ -48,14 +43,227 @@ CHANGES = {
 MOST_ROWS = 8
 
 
+@frozen
+class SiteError:
+    """The error at a site."""
+
+    site: str
+    error: float
+
+
+@frozen
+class SiteBeyond:
+    """How many times over the noise envelope a site is."""
+
+    site: str
+    beyond: float
+
+
+@frozen
+class DriftingSite:
+    """A site that differs by more than noise."""
+
+    site: str
+    beyond: float
+    error: float
+
+
+@frozen
+class Systematic:
+    """A difference that is the same at every token."""
+
+    part: str
+    pattern: str
+    size: float
+    beyond: float
+
+
+@frozen
+class SmallestFault:
+    """How small a systematic difference would have shown."""
+
+    typical: float
+    largest: float
+    part: str
+
+
+@frozen
+class WeightChange:
+    """A weight that differs, and by how much of its norm."""
+
+    name: str
+    relative: float
+
+
+@frozen
+class WorstToken:
+    """The token at which a site is farthest off."""
+
+    text: int
+    position: int
+    token: str
+
+
+@frozen
+class Passes:
+    """How many passes were run."""
+
+    reference: float
+    candidate: float
+
+
+@frozen
+class Noise:
+    """What the noise envelope is made of."""
+
+    made_of: list[str]
+    margin: float
+
+
+@frozen
+class SelfCheck:
+    """Whether observing the candidate changed its output; None where unknown."""
+
+    observing_changed_nothing: bool | None
+
+
+@frozen
+class SitePair:
+    """The names of a site and of its places on both sides."""
+
+    site: str
+    reference: str
+    candidate: str
+
+
+@frozen
+class Pairing:
+    """By what tensors were paired, and the pairs."""
+
+    by: str
+    pairs: list[SitePair]
+
+
+@frozen
+class Hint:
+    """What a fault looks like: the name of a fault, and the evidence in a sentence."""
+
+    fault: str
+    evidence: str
+
+
+@frozen
+class Restored:
+    """The share of the output's change that the reference's states at sites remove."""
+
+    sites: list[str]
+    share: float
+
+
+@frozen
+class Consequences:
+    """What the drift does to the output."""
+
+    kl_mean: float
+    kl_max: float
+    top1_changed: int
+    of: int
+    restored: list[Restored]
+
+
+@frozen
+class MovedLayer:
+    """How far a layer moved: by its own weights, and with what it inherited.
+
+    Both are medians over the tokens; `largest` is the largest local error of a token.
+    """
+
+    site: str
+    local: float
+    total: float
+    largest: float
+
+
+@frozen
+class MovedToken:
+    """How far the state of a token moved at the last site, and its output."""
+
+    text: int
+    position: int
+    token: str
+    error: float
+    kl: float | None
+
+
+@frozen
+class Baseline:
+    """The baseline that was written or applied."""
+
+    file: str
+    written: bool
+    sites: int
+
+
+@frozen
+class DriftReport(Report):
+    """Whether and where a candidate differs from its reference.
+
+    The fields that may be absent are not in the results of older versions.
+    """
+
+    drifted: bool
+    explained_by: (
+        Literal["quantisation", "adapter", "weights", "dtype"] | Absent | None
+    ) = ABSENT
+    unexplained: DriftingSite | Absent | None = ABSENT
+    first_site: str | None
+    module: str | None
+    beyond: float
+    own_code: bool
+    error: float
+    envelope: float
+    as_given: SiteError | None
+    systematic: Systematic | None
+    smallest_fault: SmallestFault | None
+    changed_weights: list[WeightChange]
+    first_token: WorstToken | None
+    largest: SiteBeyond
+    drifting_sites: list[DriftingSite]
+    moved_layers: list[MovedLayer] | None = None
+    moved_tokens: list[MovedToken] | None = None
+    reference: str
+    candidate: str
+    compared: Literal["parts", "passes"]
+    texts: int
+    tokens: int
+    sites: int
+    passes: Passes
+    noise: Noise
+    self_check: SelfCheck
+    pairing: Pairing
+    hints: list[Hint]
+    consequences: Consequences | None
+    notes: list[str]
+    baseline: Baseline | None = None
+
+
 def story(report: DriftReport, result: Result) -> Iterator[Section]:
     """Yield the verdict with the errors by site and token; then how they grow along
     the sites, with the noise envelope.
     """
     data = result.data
-    grid = grid_of(result, [name for name in MEASURES if name in data], _title(result))
+    reference, candidate = report.reference, report.candidate
+    other = result.source.get("candidate")
+    # Two sides of one model are named with what differs, such as the dtype.
+    if reference == candidate and isinstance(other, dict):
+        reference, candidate = side_names({**result.source, "other": other})
+    title = f"The error of {candidate} against {reference}"
+    grid = grid_of(result, [name for name in MEASURES if name in data], title)
+    heading = "Drift" if report.drifted else "No drift"
+    if report.drifted and report.explained_by in CHANGES:
+        heading = f"What {CHANGES[str(report.explained_by)]} costs"
     yield Section(
-        _heading(report),
+        heading,
         tuple(_findings(report)),
         () if grid is None else (grid,),
         "Every cell compares one hidden state of the candidate with that of the"
@@ -63,10 +271,11 @@ def story(report: DriftReport, result: Result) -> Iterator[Section]:
         " difference over the norm of the reference's state.",
         tables=tuple(_tables(report)),
     )
-    series = []
-    for key, words in LINES.items():
-        if key in data:
-            series.append(Series(words, _log_line(result, key)))
+    series = [
+        Series(words, _log_line(result, key))
+        for key, words in LINES.items()
+        if key in data
+    ]
     series.append(Series("noise envelope", _log_line(result, "envelope"), style="dash"))
     lines = Lines(
         f"The error along the layers of {report.candidate}",
@@ -87,18 +296,6 @@ def _log_line(result: Result, key: str) -> PackedFloats:
     return np.where(values > 0, values, np.nan).astype(np.float32)
 
 
-def _title(result: Result) -> str:
-    """Name the two sides; where they are one model, with what differs, such as the
-    dtype.
-    """
-    reference = result.facts["reference"]
-    candidate = result.facts["candidate"]
-    other = result.source.get("candidate")
-    if reference == candidate and isinstance(other, dict):
-        reference, candidate = side_names({**result.source, "other": other})
-    return f"The error of {candidate} against {reference}"
-
-
 def _findings(report: DriftReport) -> Iterator[str]:
     """Yield the verdict; then the module, what it looks like, what it does to the
     output, and how it was measured.
@@ -106,16 +303,65 @@ def _findings(report: DriftReport) -> Iterator[str]:
     yield _verdict(report)
     if report.explained_by and report.drifted:
         yield _explanation(report)
-    if report.unexplained:
-        yield _unexplained(report)
+    left = report.unexplained
+    if isinstance(left, DriftingSite):
+        beyond = _times(left.beyond)
+        differs = f"differs at `{left.site}`, by {beyond} the noise envelope"
+        if report.explained_by == "weights":
+            yield (
+                "With the weights that are a rounding of the reference's, and no"
+                f" others, its code {differs}. The fault is in the other weights."
+            )
+        else:
+            yield (
+                "The weights do not explain all of it: with the candidate's own"
+                f" weights, the reference's code still {differs}. The fault is in code."
+            )
     if report.module is not None:
         yield _module(report)
     if report.explained_by in CHANGES:
-        yield from _moved(report)
+        layers = report.moved_layers or []
+        tokens = report.moved_tokens or []
+        if layers:
+            names = [f"`{layer.site}` ({layer.local:.2%})" for layer in layers[:3]]
+            yield (
+                "Most is added at " + ", ".join(names) + ": the median error over the"
+                " tokens that the layer makes by itself, as a share of the norm."
+            )
+        if tokens:
+            places = []
+            for token in tokens[:3]:
+                moved = f"{token.error:.2%} of the norm"
+                if token.kl is not None:
+                    moved = f"{token.kl:.2g} nats"
+                places.append(
+                    f"{quote(token.token)} (position {token.position} of text"
+                    f" {token.text}, {moved})"
+                )
+            yield f"The tokens that moved most are {', '.join(places)}."
     for hint in report.hints:
         yield hint.evidence
-    if report.consequences:
-        yield from _consequences(report.consequences)
+    consequences = report.consequences
+    if consequences:
+        yield (
+            f"In the output, the KL divergence is {consequences.kl_mean:.3g} nats on"
+            f" average and {consequences.kl_max:.3g} at most; the most likely next"
+            f" token changes at {consequences.top1_changed:,} of {consequences.of:,}"
+            " positions."
+        )
+        for part in consequences.restored:
+            sites = part.sites
+            share = part.share
+            where = f"all {len(sites)} sites that differ"
+            if len(sites) == 1:
+                where = f"`{sites[0]}`"
+            change = (
+                f"removes {share:.1%} of" if share >= 0 else f"adds {-share:.1%} to"
+            )
+            yield (
+                f"Putting the reference's states back at {where} {change} the KL"
+                " divergence."
+            )
     if not report.drifted and report.changed_weights:
         what = _which_weights(report.changed_weights, " all the same")
         yield f"{capitalised(what)}. The states do not show it on these texts."
@@ -134,19 +380,24 @@ def _findings(report: DriftReport) -> Iterator[str]:
     yield from report.notes
 
 
-def _heading(report: DriftReport) -> str:
-    if not report.drifted:
-        return "No drift"
-    explained_by = report.explained_by
-    if explained_by in CHANGES:
-        return f"What {CHANGES[str(explained_by)]} costs"
-    return "Drift"
-
-
 def _tables(report: DriftReport) -> Iterator[Table]:
     """Yield the sites that differ, the first of them in front."""
     if report.explained_by in CHANGES and report.drifted:
-        yield _layer_table(report)
+        # Those that add most in front.
+        layer_rows = [
+            (
+                layer.site,
+                f"{layer.local:.2%}",
+                f"{layer.largest:.2%}",
+                f"{layer.total:.2%}",
+            )
+            for layer in (report.moved_layers or [])[: 2 * MOST_ROWS]
+        ]
+        yield Table(
+            ("site", "added here", "at its worst token", "with what came before"),
+            layer_rows,
+            title=f"What {CHANGES[str(report.explained_by)]} costs, layer by layer",
+        )
         return
     rows = [
         (site.site, f"{site.error:.3g}", _times(site.beyond))
@@ -160,31 +411,44 @@ def _tables(report: DriftReport) -> Iterator[Table]:
         )
 
 
-def _layer_table(report: DriftReport) -> Table:
-    """Return what each layer adds and has added up, those that add most in front."""
-    rows = [
-        (
-            layer.site,
-            f"{layer.local:.2%}",
-            f"{layer.largest:.2%}",
-            f"{layer.total:.2%}",
-        )
-        for layer in (report.moved_layers or [])[: 2 * MOST_ROWS]
-    ]
-    return Table(
-        ("site", "added here", "at its worst token", "with what came before"),
-        rows,
-        title=f"What {CHANGES[str(report.explained_by)]} costs, layer by layer",
-    )
-
-
 def _verdict(report: DriftReport) -> str:
     if not report.drifted:
-        return _no_drift(report)
+        largest = report.largest
+        as_given = report.as_given
+        if largest.beyond:
+            sentence = (
+                f"No drift: the largest difference is {largest.beyond:.2g} times the"
+                f" noise envelope, at `{largest.site}`."
+            )
+        else:
+            sentence = (
+                "No drift: in one dtype and with one attention kernel, the two are the"
+                " same bit for bit."
+            )
+        if as_given and as_given.error:
+            sentence += (
+                f" As they were given, the two differ by at most {as_given.error:.2g}"
+                f" of the norm, at `{as_given.site}`."
+            )
+        return sentence
     drift = f"Drift: the two first differ at `{report.first_site}`"
     # Within the envelope at every token, but too alike at all of them to be noise.
     if report.beyond <= 1 and report.systematic:
-        return f"{drift}. {_systematically(report.systematic)}"
+        systematic = report.systematic
+        size = systematic.size
+        differences = {
+            "scale": f"is {1 + size:.5g} times the reference's",
+            "bias": f"is shifted by {size:.2%} of its size, the same at every token",
+            "gain": f"has channels that are scaled by {size:.2%} of its size",
+            "linear": (
+                f"differs by {size:.2%} of its size, as a linear function of the state"
+            ),
+        }
+        return (
+            f"{drift}. No token shows it alone, but over all of them"
+            f" `{systematic.part}` {differences[systematic.pattern]},"
+            f" {_times(systematic.beyond)} what sound programs differ by."
+        )
     token = report.first_token
     if token:
         drift += (
@@ -212,87 +476,6 @@ def _explanation(report: DriftReport) -> str:
         f"This is {CHANGES.get(str(explained_by), 'a change of weights')} and not a"
         f" fault of code: with the candidate's own weights, the reference's code gives"
         f" the candidate's states. {capitalised(what)}."
-    )
-
-
-def _unexplained(report: DriftReport) -> str:
-    """Say where a difference begins that quantisation does not explain."""
-    left = report.unexplained
-    assert isinstance(left, DriftingSite)
-    differs = f"differs at `{left.site}`, by {_times(left.beyond)} the noise envelope"
-    if report.explained_by == "weights":
-        return (
-            "With the weights that are a rounding of the reference's, and no others,"
-            f" its code {differs}. The fault is in the other weights."
-        )
-    return (
-        "The weights do not explain all of it: with the candidate's own weights, the"
-        f" reference's code still {differs}. The fault is in code."
-    )
-
-
-def _moved(report: DriftReport) -> Iterator[str]:
-    """Yield which layers and which tokens moved most."""
-    layers = report.moved_layers or []
-    tokens = report.moved_tokens or []
-    if layers:
-        names = [f"`{layer.site}` ({layer.local:.2%})" for layer in layers[:3]]
-        yield (
-            "Most is added at " + ", ".join(names) + ": the median error over the"
-            " tokens that the layer makes by itself, as a share of the norm."
-        )
-    if tokens:
-        places = []
-        for token in tokens[:3]:
-            moved = f"{token.error:.2%} of the norm"
-            if token.kl is not None:
-                moved = f"{token.kl:.2g} nats"
-            places.append(
-                f"{quote(token.token)} (position {token.position} of text"
-                f" {token.text}, {moved})"
-            )
-        yield f"The tokens that moved most are {', '.join(places)}."
-
-
-def _no_drift(report: DriftReport) -> str:
-    """Say how near the envelope the largest difference comes, and how far apart the two
-    are as they were given.
-    """
-    largest = report.largest
-    as_given = report.as_given
-    if largest.beyond:
-        sentence = (
-            f"No drift: the largest difference is {largest.beyond:.2g} times the"
-            f" noise envelope, at `{largest.site}`."
-        )
-    else:
-        sentence = (
-            "No drift: in one dtype and with one attention kernel, the two are the same"
-            " bit for bit."
-        )
-    if as_given and as_given.error:
-        sentence += (
-            f" As they were given, the two differ by at most {as_given.error:.2g} of"
-            f" the norm, at `{as_given.site}`."
-        )
-    return sentence
-
-
-def _systematically(systematic: Systematic) -> str:
-    """Describe a difference that is too small to show at any one token."""
-    size = systematic.size
-    differences = {
-        "scale": f"is {1 + size:.5g} times the reference's",
-        "bias": f"is shifted by {size:.2%} of its size, the same at every token",
-        "gain": f"has channels that are scaled by {size:.2%} of its size",
-        "linear": (
-            f"differs by {size:.2%} of its size, as a linear function of the state"
-        ),
-    }
-    return (
-        f"No token shows it alone, but over all of them `{systematic.part}`"
-        f" {differences[systematic.pattern]}, {_times(systematic.beyond)} what"
-        " sound programs differ by."
     )
 
 
@@ -324,25 +507,6 @@ def _module(report: DriftReport) -> str:
         return sentence
     differ = "site differs" if others == 1 else "sites differ"
     return f"{sentence} {others} more {differ} on equal input."
-
-
-def _consequences(report: Consequences) -> Iterator[str]:
-    yield (
-        f"In the output, the KL divergence is {report.kl_mean:.3g} nats on average"
-        f" and {report.kl_max:.3g} at most; the most likely next token changes at"
-        f" {report.top1_changed:,} of {report.of:,} positions."
-    )
-    for part in report.restored:
-        sites = part.sites
-        share = part.share
-        where = f"all {len(sites)} sites that differ"
-        if len(sites) == 1:
-            where = f"`{sites[0]}`"
-        change = f"removes {share:.1%} of" if share >= 0 else f"adds {-share:.1%} to"
-        yield (
-            f"Putting the reference's states back at {where} {change} the KL"
-            " divergence."
-        )
 
 
 def _measured(report: DriftReport) -> str:

@@ -119,8 +119,7 @@ class SystematicTest:
     """
 
     def __init__(self, width: int, dtype: torch.dtype | None = None) -> None:
-        step = math.ceil(width / MOST_CHANNELS)
-        self._channels = slice(None, None, step)
+        self._channels = slice(None, None, math.ceil(width / MOST_CHANNELS))
         self._dtype = dtype
         self._row_keys: set[str] = set()
         # Each [3, row, width]: of the reference, the candidate, and in float64.
@@ -185,7 +184,18 @@ class _Sums:
     def __init__(self, calibration: Tensor, dtype: torch.dtype) -> None:
         self.unit = torch.finfo(dtype).eps / 2
         self.accumulation = ACCUMULATION if torch.finfo(dtype).bits >= 32 else 1.0
-        self.channel_noise = self._measure_channels(calibration)
+        # The rounding error of every channel: otherwise a channel of massive
+        # activations would decide.
+        reference, _, exact = calibration.unbind()
+        channel_size = exact.abs().mean(0).clamp_min(_TINY)
+        # A token of massive activations would decide as well, so rows are scaled first.
+        row_size = (exact / channel_size).square().mean(1, keepdim=True)
+        row_size = row_size.clamp_min(SMALLEST_ROW * float(row_size.median()))
+        noise = self._expected_noise(reference - exact, exact)
+        squared = (noise / row_size.clamp_min(_TINY)).mean(0)
+        # A channel of nearly no noise would count more than all others.
+        squared = squared.clamp_min(float(squared.median()) / 4)
+        self.channel_noise = squared.clamp_min(_TINY).sqrt()
         (_, _, output), constant = self._whitened(calibration)
         self.components = _leading_directions(output)
         self.sizes = {}
@@ -195,25 +205,9 @@ class _Sums:
         self.rounding_energy = 0.0
         # For each row its products with the output, and for each channel.
         self.along: list[Tensor] = []
-        self.channels: Tensor = torch.zeros(3, output.shape[1], dtype=torch.float64)
+        self.channels = torch.zeros(3, output.shape[1], dtype=torch.float64)
         # For each feature the products with it, fold by fold.
         self.folds: dict[str, Tensor] = {}
-
-    def _measure_channels(self, rows: Tensor) -> Tensor:
-        """Measure the rounding error of every channel.
-
-        Otherwise a channel of massive activations would decide.
-        """
-        reference, _, exact = rows.unbind()
-        channel_size = exact.abs().mean(0).clamp_min(_TINY)
-        # A token of massive activations would decide as well, so rows are scaled first.
-        row_size = (exact / channel_size).square().mean(1, keepdim=True)
-        row_size = row_size.clamp_min(SMALLEST_ROW * float(row_size.median()))
-        noise = self._expected_noise(reference - exact, exact)
-        squared = (noise / row_size.clamp_min(_TINY)).mean(0)
-        # A channel of nearly no noise would count more than all others.
-        squared = squared.clamp_min(float(squared.median()) / 4)
-        return squared.clamp_min(_TINY).sqrt()
 
     def _expected_noise(self, rounding: Tensor, output: Tensor) -> Tensor:
         """Return the squared rounding error, plus that of one rounding of the output.
@@ -314,12 +308,8 @@ class _Sums:
 
 def _leading_directions(rows: Tensor) -> Tensor:
     """Return the directions [width, component] in which rows are largest."""
-    count, width = rows.shape
-    # Eigenvectors of the smaller Gram matrix take a tenth of the time of an SVD.
-    if width <= count:
-        vectors = torch.linalg.eigh(rows.T @ rows).eigenvectors
-        directions: Tensor = vectors[:, -COMPONENTS:]
-        return directions
+    # There are few rows: eigenvectors of their products take a tenth of the time of an
+    # SVD.
     weights = torch.linalg.eigh(rows @ rows.T).eigenvectors[:, -COMPONENTS:]
     combined: Tensor = rows.T @ weights
     lengths: Tensor = torch.linalg.vector_norm(combined, dim=0)

@@ -71,7 +71,7 @@ def embed_texts(
             adjust.check(values)
         values = adjust.apply(values)
     if normalize:
-        norms: Tensor = values.norm(dim=1, keepdim=True)
+        norms = values.norm(dim=1, keepdim=True)
         zero = (norms[:, 0] == 0).nonzero()
         if len(zero):
             reason = f"the vector of text {int(zero[0])} is zero and has no direction"
@@ -79,8 +79,7 @@ def embed_texts(
                 "Cannot normalize", reason, "Leave it out, or use normalize=False."
             )
         values = values / norms
-    embeddings: NDArray[np.float32] = values.float().numpy()
-    return embeddings
+    return values.float().numpy()
 
 
 def mean_cosine(values: Tensor) -> float:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from hiddenscope.results import Aside, Report, Result, Section, frozen
-from hiddenscope.results.pictures import Grid, Lines, Measure, Series, View
+from hiddenscope.results.pictures import Grid, Lines, Measure, Series
 from hiddenscope.results.sentences import counted, distinct, quote
 
 # More texts than this have no room in a grid.
@@ -46,7 +46,7 @@ def story(report: EmbedReport, result: Result) -> Iterator[Section]:
     texts = [" ".join(str(text).split()) for text in strings]
     names = distinct([text[:LONGEST_NAME] for text in texts])
     model, count = result.source["model"], len(names)
-    views: list[View] = []
+    views = []
     if count > 1:
         every = cosines[::-1].astype(np.float32)
         grid = Grid(

@@ -1,15 +1,14 @@
 """The runs of a graft: answers along the windows, and what they show."""
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import product
 from numbers import Integral
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from torch import nn
 
 from hiddenscope import progress, texts
-from hiddenscope.analyses.graft.losses import compare_losses, measure_losses
+from hiddenscope.analyses.graft.losses import compare_losses, with_ends
 from hiddenscope.analyses.graft.story import (
     Difference,
     GraftReport,
@@ -17,7 +16,6 @@ from hiddenscope.analyses.graft.story import (
     Share,
     Third,
 )
-from hiddenscope.discovery import vocabulary
 from hiddenscope.errors import ModuleError, PassError, TextError
 from hiddenscope.linear.intervals import wilson
 from hiddenscope.measures.grouped import effective_count, group_sums
@@ -26,12 +24,11 @@ from hiddenscope.modules import hooks
 from hiddenscope.modules.adapters import below_adapters
 from hiddenscope.modules.quantised import unpacked_shape
 from hiddenscope.passes import Inputs, Pass, Replace, edit, record, resume, try_skipping
+from hiddenscope.passes.losses import batch_size, measure_losses
 from hiddenscope.passes.text_encoder import text_before, token_after
 from hiddenscope.results import Result
 from hiddenscope.results.dataset import (
-    Attributes,
     Coordinates,
-    Variables,
     site_names,
     text_array,
     to_dataset,
@@ -43,16 +40,8 @@ Window: TypeAlias = tuple[Site, ...]
 
 # Random sign flips of the test, where not all of them can be tried.
 FLIPS = 9_999
-# Logits of a batch of texts: a GPU is busy only with many.
-MOST_LOGITS = {"cpu": 2**25, "cuda": 2**27}
 # Prompts for which all 4,096 sign flips are tried.
 MOST_EXACT = 12
-ATTRIBUTES: Mapping[str, Attributes] = {
-    "accuracy": {"long_name": "right answers", "units": "share of the prompts"},
-    "accuracy_low": {"long_name": "lower end, 95%", "units": "share of the prompts"},
-    "accuracy_high": {"long_name": "upper end, 95%", "units": "share of the prompts"},
-    "probability": {"long_name": "mean probability of the answer"},
-}
 
 
 def slide_windows(
@@ -89,9 +78,27 @@ def slide_windows(
         )
         fields: dict[str, Any] = {"losses": losses}
     else:
-        fields, variables = _count_answers(
-            windows, examples.answers, runs, depth, examples.groups
-        )
+        answers, groups = examples.answers, examples.groups
+        right = np.zeros((2 + len(windows), len(answers)), dtype=bool)
+        probability = np.zeros(right.shape)
+        for row, (number,), run in runs:
+            assert run.logits is not None
+            logits, answer = run.logits[-1], answers[number]
+            # An answer that ties with another word is not right.
+            right[row, number] = int((logits >= logits[answer]).sum()) == 1
+            probability[row, number] = float(logits.double().softmax(-1)[answer])
+        ungrafted = {"model": right[0], "donor": right[1]}
+        right = right[2:]
+        fields = {
+            "prompts": len(answers),
+            **compare_windows(windows, right, ungrafted, depth, groups),
+        }
+        count, shares = effective_count(groups), right.mean(1).tolist()
+        rows = np.array([(share, *wilson(share, count)) for share in shares])
+        units = "share of the prompts"
+        variables = with_ends("accuracy", "right answers", units, rows)
+        mean = probability[2:].mean(1).astype(np.float32)
+        variables["probability"] = "site", mean, "mean probability of the answer"
     report = GraftReport(
         donor=donor.name,
         copies=examples.copies,
@@ -123,60 +130,55 @@ def _all_runs(
 
     Each comes with its number and the examples in it; what is unusual goes to `notes`.
     """
+    # The pass is resumed with the model's states below each window of blocks, or with
+    # the donor's states.
+    below = {Site(window[0].layer - 1) for window in windows if window[0].layer}
+    grafted = set().union(*windows)
+    pairs = zip(
+        model.anatomy.stacks[0].blocks, donor.anatomy.stacks[0].blocks, strict=True
+    )
+    paths = [(block.path, donor_block.path) for block, donor_block in pairs]
+
+    def runs(batch: Inputs) -> Iterator[Pass]:
+        """Run a batch in both models, and in the model with each window grafted."""
+        model_run = record(model, batch, sorted(below) if blocks else (), logits=True)
+        donor_run = record(donor, batch, () if blocks else sorted(grafted), logits=True)
+        yield model_run
+        yield donor_run
+        states = model_run.states if blocks else donor_run.states
+        for window in windows:
+            entry = window[0]
+            # The donor's forward in the place of the model's.
+            forwards = {}
+            if blocks:
+                entry = Site((entry.layer or 0) - 1)
+                for site in window:
+                    path, donor_path = paths[(site.layer or 0) - 1]
+                    block = model.module.get_submodule(path)
+                    forwards[block] = donor.module.get_submodule(donor_path).forward
+            elif entry.part:
+                changes: dict[str | Site, Any] = {
+                    site: Replace(states[site]) for site in window
+                }
+                yield edit(model, batch, changes, (), logits=True)
+                continue
+            with hooks.substituting(forwards):
+                run = resume(model, batch, entry, states[entry], ())
+            yield run
+
     # Prompts are run one by one, texts in batches if both models can.
-    batch_tokens = 1
-    if examples.answers is None:
-        most = MOST_LOGITS.get(model.device.type, MOST_LOGITS["cpu"])
-        batch_tokens = max(1, most // vocabulary(model.module))
+    batch_tokens = 1 if examples.answers else batch_size(model)
     batched = donor if model.batching.padding_safe else model
     total = (2 + len(windows)) * len(examples.inputs)
     with progress.track("Grafting", total=total) as advance:
         for numbers, batch in examples.inputs.batches(
             batched, batch_tokens=batch_tokens
         ):
-            runs = _runs(model, donor, batch, windows, blocks=blocks)
-            for row, run in enumerate(runs):
+            for row, run in enumerate(runs(batch)):
                 yield row, numbers, run
                 advance(len(numbers))
             # What the last run says holds for all of them.
             notes += run.notes
-
-
-def _count_answers(
-    windows: Sequence[Window],
-    answers: Sequence[int],
-    runs: Iterator[tuple[int, list[int], Pass]],
-    depth: int,
-    groups: Ints,
-) -> tuple[dict[str, Any], Variables]:
-    """Count the right answers of every run."""
-    right = np.zeros((2 + len(windows), len(answers)), dtype=bool)
-    probability = np.zeros(right.shape)
-    for row, (number,), run in runs:
-        assert run.logits is not None
-        logits, answer = run.logits[-1], answers[number]
-        # An answer that ties with another word is not right.
-        right[row, number] = int((logits >= logits[answer]).sum()) == 1
-        probability[row, number] = float(logits.double().softmax(-1)[answer])
-    ungrafted = {"model": right[0], "donor": right[1]}
-    right = right[2:]
-    fields = {
-        "prompts": len(answers),
-        **compare_windows(windows, right, ungrafted, depth, groups),
-    }
-    accuracy = right.mean(1)
-    even_count = effective_count(groups)
-    intervals = np.array([wilson(float(share), even_count) for share in accuracy])
-    columns = {
-        "accuracy": accuracy,
-        "accuracy_low": intervals[:, 0],
-        "accuracy_high": intervals[:, 1],
-        "probability": probability[2:].mean(1),
-    }
-    variables: Variables = {}
-    for name, values in columns.items():
-        variables[name] = "site", values.astype(np.float32), ATTRIBUTES[name]
-    return fields, variables
 
 
 def check_models(model: Model, donor: Model) -> None:
@@ -303,7 +305,7 @@ def encode_examples(model: Model, donor: Model, data: Any) -> Examples:
                     "Give a donor with the same tokenizer.",
                 )
     firsts: dict[Hashable, int] = {}
-    answers: dict[int, int] = {}
+    answers = {}
     # A tokenizer serves one thread at a time.
     with model.lock:
         for number, (text, word, _) in enumerate(rows):
@@ -364,49 +366,6 @@ def _is_pair(row: Any) -> bool:
     """Tell a prompt with its answer from a text of two ids."""
     is_two = isinstance(row, list | tuple) and len(row) == 2
     return is_two and not isinstance(row[0], Integral)
-
-
-def _runs(
-    model: Model,
-    donor: Model,
-    prompt: Inputs,
-    windows: Sequence[Window],
-    *,
-    blocks: bool,
-) -> Iterator[Pass]:
-    """Run one prompt in both models, and in the model with each window grafted."""
-    # The pass is resumed with the model's states below each window of blocks, or with
-    # the donor's states.
-    below = {Site(window[0].layer - 1) for window in windows if window[0].layer}
-    grafted = set().union(*windows)
-    model_run = record(model, prompt, sorted(below) if blocks else (), logits=True)
-    donor_run = record(donor, prompt, () if blocks else sorted(grafted), logits=True)
-    yield model_run
-    yield donor_run
-    states = model_run.states if blocks else donor_run.states
-    pairs = zip(
-        model.anatomy.stacks[0].blocks, donor.anatomy.stacks[0].blocks, strict=True
-    )
-    paths = [(block.path, donor_block.path) for block, donor_block in pairs]
-    for window in windows:
-        entry = window[0]
-        # The donor's forward in the place of the model's.
-        forwards: dict[nn.Module, Callable[..., Any]] = {}
-        if blocks:
-            entry = Site((entry.layer or 0) - 1)
-            for site in window:
-                path, donor_path = paths[(site.layer or 0) - 1]
-                block = model.module.get_submodule(path)
-                forwards[block] = donor.module.get_submodule(donor_path).forward
-        elif entry.part:
-            changes: dict[str | Site, Any] = {
-                site: Replace(states[site]) for site in window
-            }
-            yield edit(model, prompt, changes, (), logits=True)
-            continue
-        with hooks.substituting(forwards):
-            run = resume(model, prompt, entry, states[entry], ())
-        yield run
 
 
 def compare_windows(

@@ -6,9 +6,11 @@ from typing import Literal
 from hiddenscope.results import Report, Result, Section, frozen
 from hiddenscope.results.drawing import labels, level
 from hiddenscope.results.pictures import Lines, Series
+from hiddenscope.results.report import Estimate
 from hiddenscope.results.sentences import (
     UNTESTED,
     counted,
+    estimated,
     in_series,
     model_name,
     ranges,
@@ -51,22 +53,6 @@ class Difference:
 
     value: float
     p: float
-
-
-@frozen
-class Estimate:
-    """A mean over texts with its 95% interval; None where there is none."""
-
-    value: float
-    low: float | None
-    high: float | None
-
-    @property
-    def side(self) -> int:
-        """Return the side of zero on which the whole interval is; 0 if it holds it."""
-        if self.low is None or self.high is None:
-            return 0
-        return int(self.low > 0) - int(self.high < 0)
 
 
 @frozen
@@ -131,37 +117,60 @@ class GraftReport(Report):
 
 def story(report: GraftReport, result: Result) -> Iterator[Section]:
     """Yield one section with everything."""
-    if report.losses is not None:
-        yield _loss_section(report, report.losses, result)
-        return
-    assert report.model_alone is not None, "prompts have answers"
-    assert report.donor_alone is not None
     data, count = result.data, result.data.sizes["site"]
-    grafted = Series(
-        "with layers of the donor",
-        data["accuracy"].values,
-        data["accuracy_low"].values,
-        data["accuracy_high"].values,
-        band="95% interval",
-    )
-    model = level("the model alone", report.model_alone.accuracy, count)
-    donor = level("the donor alone", report.donor_alone.accuracy, count)
-    lines = Lines(
-        f"Right answers of {model_name(result)} with {_grafted(report)} of"
-        f" {report.donor}",
-        labels(data, "site"),
-        (grafted, model, donor),
-        y_name="right answers",
-        unit="share",
-        note=f"Each point is named by its first layer; {_prompts(report)}.",
-    )
-    yield Section(
-        TITLE,
-        tuple(_findings(report, model_name(result))),
-        (lines,),
-        f"At every point, {_replacing(report)}, and the line is the share of prompts"
-        " that are then answered right. The dashed lines are the two models alone.",
-    )
+    losses = report.losses
+    # What is drawn: a variable, its title and unit, and the models alone.
+    pictures: list[tuple[str, str, str, dict[str, float]]]
+    if losses is None:
+        assert report.model_alone is not None, "prompts have answers"
+        assert report.donor_alone is not None
+        both = {
+            "the model alone": report.model_alone.accuracy,
+            "the donor alone": report.donor_alone.accuracy,
+        }
+        pictures = [("accuracy", "Right answers", "share", both)]
+        findings = _findings(report, model_name(result))
+        reading = (
+            ", and the line is the share of prompts that are then answered right. The"
+            " dashed lines are the two models alone."
+        )
+    else:
+        change = {"the donor alone": losses.donor.value - losses.model.value}
+        agreement = {"the donor alone": losses.donor_agreement.value}
+        pictures = [
+            ("loss_change", "Change of the loss", "nats per token", change),
+            ("agreement", "Unchanged predictions", "share", agreement),
+        ]
+        findings = _loss_findings(report, losses, result)
+        reading = (
+            ". The first line is how far the loss is then above that of the model"
+            " alone, the mean over the tokens of a text and then over texts; the second"
+            " is the share of tokens whose most likely next token stays the same. The"
+            " bands hold the true means of all windows together, with 95%. The dashed"
+            " lines are the donor alone."
+        )
+    views = []
+    for variable, title, unit, alone in pictures:
+        mixed = Series(
+            "with layers of the donor",
+            data[variable].values,
+            data[f"{variable}_low"].values,
+            data[f"{variable}_high"].values,
+            band="95% interval",
+        )
+        levels = [level(name, height, count) for name, height in alone.items()]
+        lines = Lines(
+            f"{title} of {model_name(result)} with {_grafted(report)} of"
+            f" {report.donor}",
+            labels(data, "site"),
+            (mixed, *levels),
+            y_name=str(data[variable].attrs.get("long_name", title)),
+            unit=unit,
+            note=f"Each point is named by its first layer; {_prompts(report)}.",
+        )
+        views.append(lines)
+    reading = f"At every point, {_replacing(report)}{reading}"
+    yield Section(TITLE, tuple(findings), tuple(views), reading)
 
 
 def _findings(report: GraftReport, name: str) -> Iterator[str]:
@@ -201,63 +210,22 @@ def _findings(report: GraftReport, name: str) -> Iterator[str]:
     yield from report.notes
 
 
-def _loss_section(report: GraftReport, losses: LossReport, result: Result) -> Section:
-    """Return what layers of the donor do to the loss of texts, and to predictions."""
-    data, count = result.data, result.data.sizes["site"]
-    name, grafted = model_name(result), _grafted(report)
-    note = f"Each point is named by its first layer; {_prompts(report)}."
-    donor_change = losses.donor.value - losses.model.value
-    views = []
-    for variable, title, alone, unit in (
-        ("loss_change", "Change of the loss", donor_change, "nats per token"),
-        ("agreement", "Unchanged predictions", losses.donor_agreement.value, "share"),
-    ):
-        mixed = Series(
-            "with layers of the donor",
-            data[variable].values,
-            data[f"{variable}_low"].values,
-            data[f"{variable}_high"].values,
-            band="95% interval",
-        )
-        donor = level("the donor alone", alone, count)
-        views.append(
-            Lines(
-                f"{title} of {name} with {grafted} of {report.donor}",
-                labels(data, "site"),
-                (mixed, donor),
-                y_name=str(data[variable].attrs.get("long_name", title)),
-                unit=unit,
-                note=note,
-            )
-        )
-    return Section(
-        TITLE,
-        tuple(_loss_findings(report, losses, result)),
-        tuple(views),
-        f"At every point, {_replacing(report)}. The first line is how far the loss is"
-        " then above that of the model alone, the mean over the tokens of a text and"
-        " then over texts; the second is the share of tokens whose most likely next"
-        " token stays the same. The bands hold the true means of all windows together,"
-        " with 95%. The dashed lines are the donor alone.",
-    )
-
-
 def _loss_findings(
     report: GraftReport, losses: LossReport, result: Result
 ) -> Iterator[str]:
     """Yield both losses, where the loss changes, and the thirds of the depth."""
     yield (
-        f"Alone, {model_name(result)} has a loss of {_number(losses.model, '.3f')} nats"
-        f" per token over {_prompts(report)}"
+        f"Alone, {model_name(result)} has a loss of {estimated(losses.model, '.3f')}"
+        f" nats per token over {_prompts(report)}"
         f" ({counted(losses.tokens, 'predicted token')}); {report.donor} has"
-        f" {_number(losses.donor, '.3f')}, and makes the same prediction for"
-        f" {_number(losses.donor_agreement, '.0%')} of the tokens."
+        f" {estimated(losses.donor, '.3f')}, and makes the same prediction for"
+        f" {estimated(losses.donor_agreement, '.0%')} of the tokens."
     )
     largest = losses.largest
     yield (
         f"With {_grafted(report)} of the donor, the loss changes most for"
-        f" {_range(largest)}: by {_number(largest.loss_change, '+.3f')}, corrected for"
-        " all windows."
+        f" {_range(largest)}: by {estimated(largest.loss_change, '+.3f')}, corrected"
+        " for all windows."
     )
     sites = labels(result.data, "site")
     if largest.loss_change.low is not None:
@@ -277,8 +245,8 @@ def _loss_findings(
         if third is not None:
             parts.append(
                 f"in the {word} third ({_range(third)}) by"
-                f" {_number(third.loss_change, '+.3f')}, with"
-                f" {_number(third.agreement, '.0%')} of the predictions unchanged"
+                f" {estimated(third.loss_change, '+.3f')}, with"
+                f" {estimated(third.agreement, '.0%')} of the predictions unchanged"
             )
     if losses.late_less_middle is None:
         yield from report.notes
@@ -288,31 +256,21 @@ def _loss_findings(
         ("last", losses.late_less_middle),
         ("first", losses.early_less_middle),
     ):
-        if difference is not None:
-            yield _verdict(word, difference)
+        if difference is None:
+            continue
+        size = estimated(difference, "+.3f")
+        more = "more" if difference.side > 0 else "less"
+        if difference.side:
+            yield (
+                f"The {word} third raises the loss {more} than the middle third:"
+                f" {size}."
+            )
+        else:
+            yield (
+                f"The {word} third and the middle third were not shown to differ in"
+                f" what they do to the loss ({word} less middle: {size})."
+            )
     yield from report.notes
-
-
-def _verdict(word: str, difference: Estimate) -> str:
-    """Say whether one third of the depth changes the loss more than the middle."""
-    size = _number(difference, "+.3f")
-    if not difference.side:
-        return (
-            f"The {word} third and the middle third were not shown to differ in what"
-            f" they do to the loss ({word} less middle: {size})."
-        )
-    more = "more" if difference.side > 0 else "less"
-    return f"The {word} third raises the loss {more} than the middle third: {size}."
-
-
-def _number(estimate: Estimate, form: str) -> str:
-    """Write a mean with its interval; a share ends at 0 and 1."""
-    if estimate.low is None or estimate.high is None:
-        return f"{estimate.value:{form}}"
-    low, high = estimate.low, estimate.high
-    if form.endswith("%"):
-        low, high = max(0.0, low), min(1.0, high)
-    return f"{estimate.value:{form}} (95% interval {low:{form}} to {high:{form}})"
 
 
 def _prompts(report: GraftReport) -> str:

@@ -14,6 +14,7 @@ from hiddenscope.interface import SITES, TARGETS, TEXTS, analysis, ask
 
 if TYPE_CHECKING:
     from hiddenscope.annotations import (
+        Direction,
         Inputs,
         Lens,
         ModelLike,
@@ -26,11 +27,12 @@ if TYPE_CHECKING:
 @analysis(
     verb_if_head_needed="read with a lens",
     details="Prints the top tokens after the last token, layer by layer; --out"
-    " lens.html keeps the whole grid, .csv the numbers.",
+    " lens.html keeps the whole grid, .csv the numbers. feature:PATH:17 in place of"
+    " texts reads feature 17 of the dictionary at PATH.",
 )
 def lens(
     model: "ModelLike",
-    texts: Annotated["Texts | Inputs", TEXTS],
+    texts: Annotated["Texts | Inputs | Direction", TEXTS],
     *,
     k: Annotated[
         int,
@@ -66,7 +68,9 @@ def lens(
     "logit"; or a fitted lens (`hs.Lens.fit`), which first maps the states nearer to the
     last layer; or the path of one that was saved. `sites` may name parts too, such as
     "*.mlp" or "*.attn.head.*": what a part adds is read by itself. `targets` are the
-    decoder's texts, in an encoder-decoder.
+    decoder's texts, in an encoder-decoder. A direction in place of texts, such as a
+    feature, is read as a state by itself: the words that it writes, and those that its
+    opposite does.
 
     >>> import hiddenscope as hs
     >>> from hiddenscope.testing import tiny_model

@@ -4,14 +4,15 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import torch
 
 from hiddenscope import progress
 from hiddenscope.analyses.lens.fitted import Lens, resolve
 from hiddenscope.analyses.lens.fitting import mapped
-from hiddenscope.analyses.lens.reading import LensSites, Part, Reading, read_predictions
+from hiddenscope.analyses.lens.reading import LensSites, Reading, read_predictions
 from hiddenscope.analyses.lens.story import (
     Accuracy,
     LastToken,
@@ -20,6 +21,7 @@ from hiddenscope.analyses.lens.story import (
     MedianRank,
     TargetRank,
 )
+from hiddenscope.directions.direction import Direction
 from hiddenscope.errors import PassError, SiteError, TextError
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.passes import Inputs, Texts, require_recordable
@@ -96,7 +98,7 @@ class Target:
 
 def read_layers(
     model: ModelLike,
-    texts: Texts | Inputs,
+    texts: Texts | Inputs | Direction,
     k: int,
     target: str | int | None,
     lens: str | os.PathLike[str] | Lens,
@@ -105,6 +107,8 @@ def read_layers(
 ) -> Result:
     """Return the readings of all sites and tokens as a result."""
     model = as_model(model)
+    if isinstance(texts, Direction):
+        sites = _sites_of(texts, target, targets)
     selected = LensSites.of(model, sites)
     fitted = resolve(model, lens)
     if fitted is not None and selected.parts:
@@ -120,6 +124,8 @@ def read_layers(
             f"the vocabulary of {model.name} has {unembedding.vocabulary:,} tokens",
             "Give a smaller k.",
         )
+    if isinstance(texts, Direction):
+        return _read_direction(model, texts, selected, unembedding, fitted, k)
     inputs = model.encode(texts, targets=targets)
     followed = _target(model, target, selected, inputs)
     reading, source = _read_batches(
@@ -182,6 +188,46 @@ def read_layers(
     return Result("lens", data, report, source)
 
 
+def _read_direction(
+    model: Model,
+    direction: Direction,
+    sites: LensSites,
+    unembedding: Unembedding,
+    fitted: Lens | None,
+    k: int,
+) -> Result:
+    """Return what a direction and its opposite predict, each as a state by itself."""
+    parts = []
+    for site in sites.selected:
+        vector = direction.vector_at(site, model.anatomy.width(site))
+        rows = torch.stack([vector, -vector])[None].to(model.device, model.dtype)
+        if fitted is not None:
+            rows = mapped(rows, [site], fitted.maps)
+        is_final = site.layer is None
+        parts.append((Unembedding(model, site) if is_final else unembedding, rows))
+    reading = read_predictions(parts, 0, k=k)
+    with model.lock:
+        columns = _word_columns(reading, model.text_encoder.strings)
+    variables = {name: (*columns[name], ATTRIBUTES[name]) for name in columns}
+    coords: Coordinates = {
+        "site": site_names(sites.selected),
+        "rank": np.arange(1, k + 1),
+        "string": ("token", text_array(["along it", "against it"])),
+    }
+    report = LensReport(
+        lens="logit" if fitted is None else fitted.kind,
+        texts=0,
+        tokens=0,
+        causal=sites.causal,
+        settled_known_from=None,
+        half_settled_from=None,
+        notes=[],
+        direction=direction.title,
+    )
+    data = to_dataset(variables, coords)
+    return Result("lens", data, report, model.source(sites.last.stack))
+
+
 def _read_batches(
     model: Model,
     inputs: Inputs,
@@ -196,13 +242,12 @@ def _read_batches(
     final_unembedding = None
     if sites.final is not None:
         final_unembedding = Unembedding(model, sites.final)
-    readings: list[Reading] = []
-    rows: list[Ints] = []
+    readings = []
+    rows = []
     source = None
     starts = list(accumulate(inputs.of(sites.last.stack).lengths, initial=0))
-    batch_tokens = BATCH_TOKENS
-    if len(sites.all) > BATCH_SITES:
-        batch_tokens = max(1, BATCH_TOKENS * BATCH_SITES // len(sites.all))
+    most_sites = max(BATCH_SITES, len(sites.all))
+    batch_tokens = max(1, BATCH_TOKENS * BATCH_SITES // most_sites)
     with progress.track("Reading", total=starts[-1] * len(sites.all)) as advance:
         for texts, batch in inputs.batches(model, batch_tokens=batch_tokens):
             # On a GPU the states never go through host memory.
@@ -212,7 +257,7 @@ def _read_batches(
             entering = one_tensor(take_sites(states.values, np.arange(count)))
             if fitted is not None:
                 entering = mapped(entering, sites.entering, fitted.maps)
-            parts: list[Part] = [(unembedding, entering)]
+            parts = [(unembedding, entering)]
             if sites.final is not None and final_unembedding is not None:
                 parts.append((final_unembedding, states[sites.final][None]))
             ids = None
@@ -228,6 +273,14 @@ def _read_batches(
             source = states.source
     assert source is not None, "there is at least one batch"
     return Reading.join(readings, rows), source
+
+
+def _sites_of(direction: Direction, *targets: Any) -> SitePatterns:
+    """Return where a direction is read, alone: no target can be followed."""
+    if any(target is not None for target in targets):
+        problem = "Cannot follow a target along a direction"
+        raise TextError(problem, "it is read alone, without a text", "Leave it out.")
+    return direction.sites or tuple(filter(None, direction.vectors)) or "layer.-1"
 
 
 def _target(
@@ -326,14 +379,12 @@ def next_ids(tokens: Tokens) -> Ints:
     """Return the token after each token in its text, -1 after the last of a text."""
     following = np.append(tokens.ids[1:], -1)
     same_text = np.append(tokens.text[1:] == tokens.text[:-1], False)
-    ids: Ints = np.where(same_text, following, -1)
-    return ids
+    return np.where(same_text, following, -1)
 
 
 def stays_from(same: Bools) -> Bools:
     """Tell for each row whether it and all rows after it are true."""
-    stays: Bools = np.logical_and.accumulate(same[::-1])[::-1]
-    return stays
+    return np.logical_and.accumulate(same[::-1])[::-1]
 
 
 def lens_dataset(
@@ -343,17 +394,8 @@ def lens_dataset(
 ) -> "xarray.Dataset":
     """Return the predictions as one Dataset; `strings` decodes ids."""
     reading = predictions.reading
-    # Each distinct id is decoded once.
-    distinct, places = np.unique(reading.top_ids, return_inverse=True)
-    ids = distinct.tolist()
-    words = text_array(list(map(_word, ids, strings(ids))))
-    columns: _Columns = {
-        "word": (RANKED, words[places.reshape(reading.top_ids.shape)]),
-        "probability": (RANKED, reading.probability),
-        "word_id": (RANKED, reading.top_ids),
-        "entropy": (CELLS, reading.entropy),
-        "kl": (CELLS, reading.kl),
-    }
+    columns = _word_columns(reading, strings)
+    columns["kl"] = CELLS, reading.kl
     target_name = ""
     if target is not None:
         target_name = target.name
@@ -390,6 +432,21 @@ def lens_dataset(
     if tokens.texts is not None:
         attrs["texts" if stack is None else "targets"] = list(tokens.texts)
     return to_dataset(variables, coords, attrs)
+
+
+def _word_columns(
+    reading: Reading, strings: Callable[[list[int]], list[str]]
+) -> _Columns:
+    """Return the top words of a reading; each distinct id is decoded once."""
+    distinct, places = np.unique(reading.top_ids, return_inverse=True)
+    ids = distinct.tolist()
+    words = text_array(list(map(_word, ids, strings(ids))))
+    return {
+        "word": (RANKED, words[places.reshape(reading.top_ids.shape)]),
+        "probability": (RANKED, reading.probability),
+        "word_id": (RANKED, reading.top_ids),
+        "entropy": (CELLS, reading.entropy),
+    }
 
 
 def _word(token: int, string: str) -> str:

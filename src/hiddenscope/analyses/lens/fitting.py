@@ -120,7 +120,21 @@ def fit_tuned(
     selecting = _held_out_states(model, inputs.some(firsts[::2]), sites)
     judging = _held_out_states(model, inputs.some(firsts[1::2] or firsts), sites)
     unembedding = Unembedding(model, sites.last)
-    maps = _best_maps(unembedding, selecting, sites, regressions)
+    # Select the penalty of every layer's map, where a map is better than none.
+    maps = {}
+    lowest = _divergence(unembedding, selecting, sites, {})
+    with progress.track("Choosing", total=len(PENALTIES)) as advance:
+        for penalty in PENALTIES:
+            candidates = {
+                layer: regression.map(penalty)
+                for layer, regression in enumerate(regressions)
+            }
+            divergence = _divergence(unembedding, selecting, sites, candidates)
+            for layer, candidate in candidates.items():
+                if divergence[layer] < lowest[layer]:
+                    maps[layer] = candidate
+            lowest = np.minimum(lowest, divergence)
+            advance(1)
     before = _divergence(unembedding, judging, sites, {})
     after = _divergence(unembedding, judging, sites, maps)
     for worse in np.flatnonzero(after > before):
@@ -183,30 +197,6 @@ def _held_out_states(model: Model, inputs: Inputs, sites: LensSites) -> Tensor:
     count = int(np.searchsorted(ends, MOST_HELD_OUT)) + 1
     first_texts = inputs.some(range(min(len(inputs), count)))
     return layer_states(model, first_texts, sites)[:, :MOST_HELD_OUT]
-
-
-def _best_maps(
-    unembedding: Unembedding,
-    states: Tensor,
-    sites: LensSites,
-    regressions: Sequence["RidgeRegression"],
-) -> dict[int, Map]:
-    """Select the penalty of every layer's map, where a map is better than none."""
-    best_maps: dict[int, Map] = {}
-    lowest = _divergence(unembedding, states, sites, {})
-    with progress.track("Choosing", total=len(PENALTIES)) as advance:
-        for penalty in PENALTIES:
-            maps = {
-                layer: regression.map(penalty)
-                for layer, regression in enumerate(regressions)
-            }
-            divergence = _divergence(unembedding, states, sites, maps)
-            for layer, candidate in maps.items():
-                if divergence[layer] < lowest[layer]:
-                    best_maps[layer] = candidate
-            lowest = np.minimum(lowest, divergence)
-            advance(1)
-    return best_maps
 
 
 def _divergence(

@@ -142,7 +142,7 @@ class Reading:
         exponential of the entropy is 1, the least that it can be.
         """
         ratio = self.probability[:, :, 0] * np.exp(self.entropy)
-        tied: Bools = ratio <= 1 + EVEN
+        tied = ratio <= 1 + EVEN
         return tied & (self.entropy >= ENTROPY_OF_TWO)
 
     def predicts(self, words: Ints) -> Bools:
@@ -175,7 +175,7 @@ def read_predictions(
     attempts = ((advance, None), (lambda amount: None, LOWEST_LOGIT))
     for report, lowest in attempts:
         columns = _measure(parts, answer, k, targets, report, lowest)
-        if bool((columns["entropy"] + columns["kl"]).isfinite().all()):
+        if (columns["entropy"] + columns["kl"]).isfinite().all():
             return Reading(**{name: part.numpy() for name, part in columns.items()})
     raise NotFinite(
         "Cannot read the logits of a lens",
@@ -202,7 +202,7 @@ def _measure(
     size = sites * step * max(words.stop - words.start for words in blocks)
     buffers = torch.empty(2, size, dtype=unembedding.dtype, device=device)
     all_targets = None if targets is None else torch.from_numpy(targets).to(device)
-    chunks: list[dict[str, Tensor]] = []
+    chunks = []
     for start in range(0, tokens, step):
         here = slice(start, min(tokens, start + step))
         shape = sites, here.stop - start
@@ -250,7 +250,7 @@ def _blocks(
     comes first, because its logit is compared with all others.
     """
     count = unembedding.vocabulary
-    target_blocks: set[int] = set()
+    target_blocks = set()
     if targets is not None:
         target_blocks.update((targets[targets >= 0] // WORDS).tolist())
     blocked = (

@@ -27,6 +27,11 @@ OUTLINE = (
     "An outline marks the layer from which every layer predicts the same token as the"
     " last one."
 )
+DIRECTION = (
+    "The direction, and its opposite, each go through the model's own final norm and"
+    " unembedding, as if it were a whole state. The norm makes every state equally"
+    " large, so that a probability does not say how strongly the direction acts."
+)
 SHARES = ("agreement", "settled_share", "accuracy")
 MEASURES = ("entropy", "kl", "target_probability", "target_rank")
 LENSES = {
@@ -119,11 +124,22 @@ class LensReport(Report):
     last_token: LastToken | None = None
     accuracy: Accuracy | None = None
     target: TargetRank | MedianRank | None = None
-    unembedding: LogitRecipe
+    # Not told of a direction.
+    unembedding: LogitRecipe | None = None
     notes: list[str]
+    # What was read in place of texts, by its title.
+    direction: str = ""
 
 
 def story(report: LensReport, result: Result) -> Iterator[Section]:
+    """Yield what a direction writes, or what every layer predicts."""
+    if report.direction:
+        yield _words_section(report, result)
+    else:
+        yield from _predictions(report, result)
+
+
+def _predictions(report: LensReport, result: Result) -> Iterator[Section]:
     """Yield the grid with what it shows, then how predictions form along the layers."""
     data, model, sites = result.data, model_name(result), labels(result.data, "site")
     lens = "" if report.lens == "logit" else f", by the {report.lens} lens"
@@ -203,6 +219,27 @@ def story(report: LensReport, result: Result) -> Iterator[Section]:
         " divergence of each layer's prediction from the model's own, which is 0 at the"
         f" last layer.{rank}",
         folded=True,
+    )
+
+
+def _words_section(report: LensReport, result: Result) -> Section:
+    """Show the words of a direction and of its opposite."""
+    title = f"The words that {report.direction} writes in {model_name(result)}"
+    grid = grid_of(result, (), title)
+    assert grid is not None, "every lens has words"
+    sentences = []
+    for site in labels(result.data, "site"):
+        along, against = result.data["word"].sel(site=site).to_numpy().tolist()
+        sentences.append(
+            f"{capitalised(report.direction)} at {site} writes"
+            f" {in_series(quoted_tokens(along))}, and its opposite"
+            f" {in_series(quoted_tokens(against))}."
+        )
+    return Section(
+        "Which words does the direction write?",
+        tuple(sentences),
+        (grid,),
+        DIRECTION,
     )
 
 

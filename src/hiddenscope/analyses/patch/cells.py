@@ -172,9 +172,7 @@ def patched_at(model: Model, site: Site) -> PatchTarget:
     """Return where the state of a site is patched."""
     if site.index is None:
         return PatchTarget(site)
-    whole = "z" if site.kind.endswith("head") else "neurons"
-    inputs = Site(site.layer, f"{site.branch}.{whole}", site.stack)
-    return PatchTarget(inputs, model.anatomy.columns(site))
+    return PatchTarget(site.whole, model.anatomy.columns(site))
 
 
 def patch_contrast(
@@ -230,7 +228,30 @@ def patch_contrast(
         effects.tokens = swept.tokens
         effects.notes += swept.notes
     if plan.attribution:
-        effects.numbers["attribution"] = _attribution(model, cells, measures)
+        # Each effect, as if the logit difference were linear in the state. One backward
+        # pass gives the gradient at every site and token.
+        base = cells.base
+        run = record(model, base.inputs, recorded, logits=True, grad=True)
+        assert run.logits is not None
+        live = [run.live[site] for site in recorded]
+        difference = measures.difference(run.logits[cells.at].double())
+        gradients = torch.autograd.grad(difference, live, allow_unused=True)
+        by_site = dict(zip(recorded, gradients, strict=True))
+        estimates = np.where(cells.paired, 0.0, np.nan)
+        for cell, (patch,) in cells.variants.items():
+            target = targets[plan.sites[cell[0]]]
+            gradient: Tensor | None = by_site[target.site]
+            # The logits do not depend on this state: its effect is zero.
+            if gradient is None:
+                continue
+            layout = model.anatomy.tap(target.site).layout
+            tokens = len(base.input_ids(target.site.stack))
+            gradient = layout.states(gradient, tokens)[0]
+            gradient = target.rows(gradient, patch.tokens).double()
+            before = target.rows(base.states[target.site], patch.tokens).double()
+            step = patch.values.double() - before
+            estimates[cell] = float((gradient * step).sum()) / measures.span
+        effects.numbers["attribution"] = estimates
     return effects
 
 
@@ -267,7 +288,7 @@ class Cells:
         self.variants: dict[tuple[int, ...], Variant] = {}
         # The heads of one block stand in one tap, and each comparison waits for a GPU.
         self.incoming: dict[Site, Tensor] = {}
-        differences: dict[Site, Bools] = {}
+        differences = {}
         for place in {target.site for target in targets.values()}:
             self.incoming[place] = self._incoming(place)
             differs = base.states[place] != self.incoming[place]
@@ -443,30 +464,3 @@ def _swaps(cells: Cells) -> Iterator[tuple[tuple[str, int], Variant]]:
 def _place(site: Site) -> tuple[str | None, str, bool]:
     """Return what the sites of a window of layers have in common."""
     return site.stack, site.part, site.layer is None
-
-
-def _attribution(model: Model, cells: Cells, measures: LogitMeasures) -> Floats:
-    """Estimate each effect as if the logit difference were linear in the state."""
-    base, sites = cells.base, cells.plan.sites
-    # One backward pass gives the gradient at every site and token.
-    recorded = tuple(sorted({target.site for target in cells.targets.values()}))
-    run = record(model, base.inputs, recorded, logits=True, grad=True)
-    assert run.logits is not None
-    live = [run.live[site] for site in recorded]
-    difference = measures.difference(run.logits[cells.at].double())
-    gradients = torch.autograd.grad(difference, live, allow_unused=True)
-    by_site = dict(zip(recorded, gradients, strict=True))
-    grid = np.where(cells.paired, 0.0, np.nan)
-    for cell, (patch,) in cells.variants.items():
-        target = cells.targets[sites[cell[0]]]
-        gradient: Tensor | None = by_site[target.site]
-        # The logits do not depend on this state: its effect is zero.
-        if gradient is None:
-            continue
-        layout = model.anatomy.tap(target.site).layout
-        gradient = layout.states(gradient, len(base.input_ids(target.site.stack)))[0]
-        gradient = target.rows(gradient, patch.tokens).double()
-        before = target.rows(base.states[target.site], patch.tokens).double()
-        step = patch.values.double() - before
-        grid[cell] = float((gradient * step).sum()) / measures.span
-    return grid

@@ -27,7 +27,6 @@ from hiddenscope.analyses.patch.story import (
     Clear,
     Cost,
     LargestEffect,
-    LargestWindow,
     LayerWindows,
     PatchReport,
     Runs,
@@ -47,6 +46,7 @@ from hiddenscope.results.dataset import (
     stack_column,
     to_dataset,
 )
+from hiddenscope.results.report import SiteValue
 from hiddenscope.sites import Site, SitePatterns, summarise
 from hiddenscope.states.arrays import Ints
 from hiddenscope.texts import number_groups
@@ -63,21 +63,14 @@ ABLATIONS: dict[str, PatchedValues] = {
 HALF = 0.5
 # The ends of an interval.
 ENDS = ("low", "high")
+SHARE: Attributes = {"units": "share of the logit difference", "meaning": "diverging"}
 ATTRIBUTES: Mapping[str, Attributes] = {
-    "effect": {
-        "long_name": "effect",
-        "units": "share of the logit difference",
-        "meaning": "diverging",
-    },
+    "effect": {"long_name": "effect", **SHARE},
     "probability": {"long_name": "probability of the answer"},
     "kl": {"long_name": "KL from the clean run", "units": "nats"},
-    "attribution": {
-        "long_name": "effect estimated by attribution",
-        "units": "share of the logit difference",
-        "meaning": "diverging",
-    },
-    "swap": {"units": "share of the logit difference", "meaning": "diverging"},
-    "swap_window": {"units": "share of the logit difference", "meaning": "diverging"},
+    "attribution": {"long_name": "effect estimated by attribution", **SHARE},
+    "swap": SHARE,
+    "swap_window": SHARE,
 }
 
 
@@ -133,7 +126,7 @@ def patch_all(
         data.attrs[name] = list(side)
     copies = len(all_contrasts) - len(encodings)
     group_count = int(groups.max()) + 1
-    notes: list[str] = []
+    notes = []
     if copies == 1:
         notes.append("One pair of prompts is a copy of another and counted once.")
     elif copies:
@@ -254,10 +247,10 @@ def _changeable_sites(
             "the list is empty",
             "Name at least one, such as 'layer.*'.",
         )
-    changeable_sites: list[Site] = []
-    left_out: list[Site] = []
+    changeable_sites = []
+    left_out = []
     # All heads of a block are changed in one place.
-    known: set[Site] = set()
+    known = set()
     for site in selected:
         # The plan of an edit refuses a state that cannot be changed.
         try:
@@ -353,7 +346,7 @@ def joint_intervals(effects: Sequence[Effects], plan: Plan, groups: Ints) -> Var
     if reach is None:
         return {}
     mean = values.mean(0)
-    low: Attributes = {"long_name": "lower end", "units": ATTRIBUTES["effect"]["units"]}
+    low: Attributes = {"long_name": "lower end", "units": SHARE["units"]}
     high: Attributes = {**low, "long_name": "upper end"}
     return {"low": ("site", mean - reach, low), "high": ("site", mean + reach, high)}
 
@@ -422,7 +415,7 @@ def patch_report(
         fields["layer_windows"] = None
         if np.isfinite(windows).any():
             row = np.nanargmax(windows)
-            window = LargestWindow(value=float(windows[row]), site=str(plan.sites[row]))
+            window = SiteValue(value=float(windows[row]), site=str(plan.sites[row]))
             fields["layer_windows"] = LayerWindows(layers=plan.layers, largest=window)
     if plan.exact:
         fields["cost"] = Cost(

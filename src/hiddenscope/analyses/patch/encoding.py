@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple, cast
 
-from hiddenscope.analyses.patch.contrast import PROBLEM, Contrast, Prompt
+from hiddenscope.analyses.patch.contrast import PROBLEM, Contrast
 from hiddenscope.errors import TextError
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs, TokenColumns, in_columns
@@ -45,8 +45,8 @@ def encode_contrasts(
 
     To be averaged token by token they must have `one_form`.
     """
-    prompts: list[Prompt] = []
-    targets: list[Prompt] = []
+    prompts = []
+    targets = []
     for contrast in contrasts:
         prompts += [contrast.clean, contrast.corrupt]
         if contrast.targets is not None:
@@ -63,8 +63,35 @@ def encode_contrasts(
     for number, contrast in enumerate(contrasts):
         both = inputs.some([2 * number, 2 * number + 1])
         encoded.append(_encoded(model, contrast, both))
-    if one_form:
-        _check_same_form(encoded)
+    # Averaged column by column, all must have the form of the first.
+    first = encoded[0]
+    for number, other in enumerate(encoded if one_form else ()):
+        reason = ""
+        if other.at != first.at:
+            reason = (
+                f"contrast 0 is read at position {first.at[0]}, contrast {number} at"
+                f" {other.at[0]}"
+            )
+        for stack, columns in other.columns.items():
+            first_columns = first.columns[stack]
+            if len(columns) != len(first_columns):
+                reason = (
+                    f"contrast 0 has {len(first_columns)} columns of tokens, contrast"
+                    f" {number} has {len(columns)}"
+                )
+                break
+            if _gaps(columns) != _gaps(first_columns):
+                reason = (
+                    f"contrast {number} has its gaps at other tokens than contrast 0"
+                )
+                break
+        if reason:
+            raise TextError(
+                "Cannot average these contrasts column by column",
+                reason,
+                "Give contrasts of one form, with the same number of tokens, or patch"
+                " them one by one.",
+            )
     return encoded
 
 
@@ -81,7 +108,7 @@ def _encoded(model: Model, contrast: Contrast, inputs: Inputs) -> EncodedContras
     answering = inputs.of(stacks[-1])
     masked = stacks == (None,) and not model.anatomy.stacks[-1].causal
     at = [_position(model, ids, contrast.at, masked=masked) for ids in answering.ids]
-    texts_before: list[str | None] = []
+    texts_before = []
     notes: list[str] = []
     if not masked:
         for side, position in enumerate(at):
@@ -124,38 +151,6 @@ def _position(model: Model, ids: Sequence[int], at: int | None, *, masked: bool)
         remedy = f"Put one {mask_token} where the answer belongs, or give at=."
     problem = f"Cannot tell where {model.name}, a masked language model, answers"
     raise TextError(problem, f"the prompt has {len(positions)} mask tokens", remedy)
-
-
-def _check_same_form(contrasts: Sequence[EncodedContrast]) -> None:
-    """Refuse contrasts that cannot be averaged column by column."""
-    problem = "Cannot average these contrasts column by column"
-    remedy = (
-        "Give contrasts of one form, with the same number of tokens, or patch them one"
-        " by one."
-    )
-    first = contrasts[0]
-    for number, contrast in enumerate(contrasts[1:], 1):
-        reason = ""
-        if contrast.at != first.at:
-            reason = (
-                f"contrast 0 is read at position {first.at[0]}, contrast {number} at"
-                f" {contrast.at[0]}"
-            )
-        for stack, columns in contrast.columns.items():
-            first_columns = first.columns[stack]
-            if len(columns) != len(first_columns):
-                reason = (
-                    f"contrast 0 has {len(first_columns)} columns of tokens, contrast"
-                    f" {number} has {len(columns)}"
-                )
-                break
-            if _gaps(columns) != _gaps(first_columns):
-                reason = (
-                    f"contrast {number} has its gaps at other tokens than contrast 0"
-                )
-                break
-        if reason:
-            raise TextError(problem, reason, remedy)
 
 
 def _gaps(columns: TokenColumns) -> list[bool]:

@@ -9,7 +9,7 @@ import numpy as np
 from hiddenscope.results import Aside, Explanation, Report, Result, Section, frozen
 from hiddenscope.results.drawing import grid_of, labels, long_name, tokens_with_gaps
 from hiddenscope.results.pictures import Grid, Lines, Measure, Series, Style
-from hiddenscope.results.report import ABSENT, Absent
+from hiddenscope.results.report import ABSENT, Absent, SiteValue
 from hiddenscope.results.sentences import (
     model_name,
     quote,
@@ -60,11 +60,9 @@ class CellCount:
 
 
 @frozen
-class LargestEffect:
+class LargestEffect(SiteValue):
     """The cell with the largest effect; without a token, of all tokens at once."""
 
-    value: float
-    site: str
     token: str | None = None
     other_token: str | None = None
 
@@ -92,19 +90,11 @@ class Carrier:
 
 
 @frozen
-class LargestWindow:
-    """The window of layers with the largest effect, named by its lowest."""
-
-    value: float
-    site: str
-
-
-@frozen
 class LayerWindows:
-    """The effect of patching several layers in a row."""
+    """The largest effect of patching several layers in a row, named by the lowest."""
 
     layers: int
-    largest: LargestWindow
+    largest: SiteValue
 
 
 @frozen
@@ -165,7 +155,7 @@ def story(report: PatchReport, result: Result) -> Iterator[Section]:
     """Yield the effect of every site and token with what it shows, then whole
     layers.
     """
-    windows: list[str] = []
+    windows = []
     if isinstance(report.layer_windows, LayerWindows):
         largest = report.layer_windows.largest
         spared = ", except the token at which the answer is read,"
@@ -227,7 +217,40 @@ def _effects(report: PatchReport, result: Result) -> Iterator[Grid]:
         f" in {model_name(result)}"
     )
     if "token" not in result.data.dims:
-        yield _by_number(result, title)
+        # What was patched at all tokens at once: layer by head or neuron.
+        data = result.data
+        rows, columns = [], []
+        for name in labels(data, "site"):
+            row, _, number = name.rpartition(".")
+            if not number.isdecimal():
+                rows.append(name)
+                columns.append("tokens together")
+                continue
+            row, _, noun = row.rpartition(".")
+            rows.append(row)
+            columns.append(f"{noun}.{number}")
+        row_names = list(dict.fromkeys(rows))
+        column_names = list(dict.fromkeys(columns))
+        places = [row_names.index(row) for row in rows]
+        across = [column_names.index(column) for column in columns]
+        measures = []
+        for name in (*CELLS, "low", "high"):
+            if name not in data:
+                continue
+            values = np.full((len(row_names), len(column_names)), np.nan, np.float32)
+            values[places, across] = data[name].values
+            variable = data[name]
+            meaning = variable.attrs.get("meaning", "sequential")
+            unit = variable.attrs.get("units", "")
+            measures.append(Measure(long_name(variable), values, unit, meaning=meaning))
+        yield Grid(
+            title,
+            tuple(row_names),
+            tuple(column_names),
+            tuple(measures),
+            x_name="part",
+            y_name="layer",
+        )
         return
     grid = grid_of(result, [name for name in CELLS if name in result.data], title)
     if grid is not None:
@@ -257,48 +280,30 @@ def _noun(result: Result) -> str:
     return "state"
 
 
-def _by_number(result: Result, title: str) -> Grid:
-    """Draw what was patched at all tokens at once: layer by head or neuron."""
-    data = result.data
-    rows, columns = [], []
-    for name in labels(data, "site"):
-        row, _, number = name.rpartition(".")
-        if not number.isdecimal():
-            rows.append(name)
-            columns.append("tokens together")
-            continue
-        row, _, noun = row.rpartition(".")
-        rows.append(row)
-        columns.append(f"{noun}.{number}")
-    row_names, column_names = list(dict.fromkeys(rows)), list(dict.fromkeys(columns))
-    places = [row_names.index(row) for row in rows]
-    across = [column_names.index(column) for column in columns]
-    measures = []
-    for name in (*CELLS, "low", "high"):
-        if name not in data:
-            continue
-        values = np.full((len(row_names), len(column_names)), np.nan, np.float32)
-        values[places, across] = data[name].values
-        variable = data[name]
-        meaning = variable.attrs.get("meaning", "sequential")
-        unit = variable.attrs.get("units", "")
-        measures.append(Measure(long_name(variable), values, unit, meaning=meaning))
-    return Grid(
-        title,
-        tuple(row_names),
-        tuple(column_names),
-        tuple(measures),
-        x_name="part",
-        y_name="layer",
-    )
-
-
 def _findings(report: PatchReport, result: Result, windows: list[str]) -> Iterator[str]:
     """Yield where the answer is carried, what both runs predict, how it was measured,
     and how sure that is.
     """
     yield from _carriers(report, result)
-    yield _runs(report, result)
+    answer, other = _answers(report)
+    clean = _above(report.logit_difference.clean)
+    corrupt = _above(report.logit_difference.corrupt)
+    texts = result.data.attrs.get("texts", [])
+    other_texts = result.data.attrs.get("other_texts", [])
+    average, count = "The", report.contrasts
+    if count > 1:
+        average = f"On average over {count} pairs of prompts, the"
+    if len(texts) == len(other_texts) == 1:
+        yield (
+            f"After the clean prompt {quote(texts[0])} the logit of {answer} is"
+            f" {clean} that of {other}; after the corrupted prompt"
+            f" {quote(other_texts[0])} it is {corrupt}."
+        )
+    else:
+        yield (
+            f"{average} logit of {answer} is {clean} that of {other} after the clean"
+            f" prompt; after the corrupted prompt it is {corrupt}."
+        )
     yield Aside(_effect(report))
     yield from map(Aside, windows)
     agreement = report.agreement
@@ -308,7 +313,19 @@ def _findings(report: PatchReport, result: Result, windows: list[str]) -> Iterat
             f" effect at r = {agreement.correlation:.2f}; its mean absolute error is"
             f" {agreement.mean_absolute_error:.2f}."
         )
-    yield _certainty(report)
+    groups = "" if report.groups == count else f" in {report.groups} groups"
+    if count == 1:
+        yield "This is one pair of prompts; whether it holds for others was not tested."
+    elif report.clear not in (None, ABSENT):
+        yield (
+            f"These are averages over {count} pairs of prompts{groups}, with intervals"
+            " corrected for the number of sites."
+        )
+    else:
+        yield (
+            f"These are averages over {count} pairs of prompts{groups}; differences"
+            " between sites were not tested."
+        )
     cells = report.cells
     yield Aside(
         f"{cells.equal} of {cells.total} cells have an effect of exactly 0,"
@@ -330,27 +347,6 @@ def _answers(report: PatchReport) -> Iterator[str]:
         yield " / ".join(distinct[:MOST_ANSWERS]) + others
 
 
-def _runs(report: PatchReport, result: Result) -> str:
-    answer, other = _answers(report)
-    clean = _above(report.logit_difference.clean)
-    corrupt = _above(report.logit_difference.corrupt)
-    texts = result.data.attrs.get("texts", [])
-    other_texts = result.data.attrs.get("other_texts", [])
-    if len(texts) == len(other_texts) == 1:
-        return (
-            f"After the clean prompt {quote(texts[0])} the logit of {answer} is"
-            f" {clean} that of {other}; after the corrupted prompt"
-            f" {quote(other_texts[0])} it is {corrupt}."
-        )
-    average = "The"
-    if report.contrasts > 1:
-        average = f"On average over {report.contrasts} pairs of prompts, the"
-    return (
-        f"{average} logit of {answer} is {clean} that of {other} after the clean"
-        f" prompt; after the corrupted prompt it is {corrupt}."
-    )
-
-
 def _above(difference: float) -> str:
     return f"{abs(difference):.2f} {'below' if difference < 0 else 'above'}"
 
@@ -366,30 +362,28 @@ def _experiment(report: PatchReport) -> str:
         if report.positions is ABSENT:
             tokens = "this token"
         values = ablation or f"The values of the {source} run"
-        return (
-            f"Every cell is one experiment. {values} replace those of the {run} run at"
-            f" {tokens} of this site, and the model computes the rest."
+        change = f"{values} replace those of the {run} run at {tokens} of this site"
+    elif report.window == 1:
+        change = (
+            f"The hidden state of the {source} run at this layer and token replaces the"
+            f" one of the {run} run"
         )
-    if report.window == 1:
-        return (
-            f"Every cell is one experiment. The hidden state of the {source} run at"
-            f" this layer and token replaces the one of the {run} run, and the model"
-            " computes the rest."
+    else:
+        change = (
+            f"The hidden states of the {source} run at this layer and {report.window}"
+            f" tokens replace the ones of the {run} run"
         )
-    return (
-        f"Every cell is one experiment. The hidden states of the {source} run at this"
-        f" layer and {report.window} tokens replace the ones of the {run} run, and"
-        " the model computes the rest."
-    )
+    return f"Every cell is one experiment. {change}, and the model computes the rest."
 
 
 def _effect(report: PatchReport) -> str:
-    definition = (
-        "The effect is the share of the logit difference between the two answers that"
-    )
+    share = "lost: 0 is the clean run, 1 is the corrupted run"
     if report.into == "corrupt":
-        return f"{definition} is restored: 0 is the corrupted run, 1 is the clean run."
-    return f"{definition} is lost: 0 is the clean run, 1 is the corrupted run."
+        share = "restored: 0 is the corrupted run, 1 is the clean run"
+    return (
+        "The effect is the share of the logit difference between the two answers that"
+        f" is {share}."
+    )
 
 
 def _carriers(report: PatchReport, result: Result) -> Iterator[str]:
@@ -398,7 +392,31 @@ def _carriers(report: PatchReport, result: Result) -> Iterator[str]:
     """
     sites = labels(result.data, "site")
     if "token" not in result.data.dims:
-        yield from _together(report)
+        # The sites with an effect, of those patched at all tokens at once.
+        total = report.cells.total
+        clear = None if report.clear is ABSENT else report.clear
+        largest = report.largest
+        if clear:
+            strongest = []
+            for site in clear[:MOST_NAMED]:
+                interval = f"{site.low:.2f} to {site.high:.2f}"
+                strongest.append(f"{site.site} {site.effect:.2f} ({interval})")
+            listed = "; ".join(strongest)
+            verb = "has" if len(clear) == 1 else "have"
+            yield (
+                f"{len(clear)} of {total} sites {verb} an effect that is not 0 at 95%"
+                f" for all sites together: {listed}."
+            )
+        elif clear is not None:
+            yield (
+                f"No effect of the {total} sites can be told from 0 at 95% for all"
+                " sites together."
+            )
+        elif largest:
+            yield (
+                f"The largest effect of the {total} sites is {largest.value:.2f}, of"
+                f" {largest.site}."
+            )
         return
     tokens = {
         "the token that differs": report.differing_token,
@@ -421,51 +439,3 @@ def _carriers(report: PatchReport, result: Result) -> Iterator[str]:
             f" effect is {largest.value:.2f}, of"
             f" {quoted_token(largest.token or '')} at {largest.site}."
         )
-
-
-def _together(report: PatchReport) -> Iterator[str]:
-    """Yield the sites with an effect, of those patched at all tokens at once."""
-    total = report.cells.total
-    clear = None if report.clear is ABSENT else report.clear
-    largest = report.largest
-    if clear:
-        strongest = []
-        for site in clear[:MOST_NAMED]:
-            interval = f"{site.low:.2f} to {site.high:.2f}"
-            strongest.append(f"{site.site} {site.effect:.2f} ({interval})")
-        listed = "; ".join(strongest)
-        verb = "has" if len(clear) == 1 else "have"
-        yield (
-            f"{len(clear)} of {total} sites {verb} an effect that is not 0 at 95% for"
-            f" all sites together: {listed}."
-        )
-    elif clear is not None:
-        yield (
-            f"No effect of the {total} sites can be told from 0 at 95% for all sites"
-            " together."
-        )
-    elif largest:
-        yield (
-            f"The largest effect of the {total} sites is {largest.value:.2f}, of"
-            f" {largest.site}."
-        )
-
-
-def _certainty(report: PatchReport) -> str:
-    """Say how far the numbers reach."""
-    count = report.contrasts
-    if count == 1:
-        return (
-            "This is one pair of prompts; whether it holds for others was not tested."
-        )
-    groups = report.groups
-    in_groups = "" if groups == count else f" in {groups} groups"
-    if report.clear not in (None, ABSENT):
-        return (
-            f"These are averages over {count} pairs of prompts{in_groups}, with"
-            " intervals corrected for the number of sites."
-        )
-    return (
-        f"These are averages over {count} pairs of prompts{in_groups}; differences"
-        " between sites were not tested."
-    )

@@ -2,6 +2,7 @@
 
 labels        what is predicted: given or ready-made labels, and control labels
 design        the folds, and the other targets that the same probes are trained on
+monitor       probes that pool the scores of tokens, and tests on other texts
 significance  the scores under permuted labels, and the interval of a score
 compute       the probes of every site and of their mix, and the report
 story         what is said and shown
@@ -9,7 +10,7 @@ story         what is said and shown
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from hiddenscope.interface import SITES, STACK_POOL, TRUNCATE, analysis, ask
+from hiddenscope.interface import PROBE_POOL, SITES, analysis, ask
 
 if TYPE_CHECKING:
     from hiddenscope.annotations import (
@@ -48,25 +49,31 @@ def probe(
     task: Annotated[
         Literal["classify", "regress"], ask("Classes, or numbers.")
     ] = "classify",
-    pool: Annotated["Pooling | None", STACK_POOL] = None,
+    test: Annotated[
+        Any, ask("Other labelled texts that the probes are tested on.", in_form=False)
+    ] = None,
+    pool: Annotated["Pooling | None", PROBE_POOL] = None,
     sites: Annotated["SitePatterns", SITES] = "layer.*,final",
     seed: Annotated[
         int,
         ask("The seed of the folds and of the control labels.", least=0, aside=True),
     ] = 0,
-    truncate: Annotated[bool, TRUNCATE] = False,
 ) -> "Result":
     """Train a linear probe of every layer, and compare it with a control and chance.
 
     With a model, `data` is a dataset: a shipped name, a path, a frame, a Hugging Face
-    dataset, `(texts, labels)`, or what `hs.read` gave; with states, it is a list of
-    labels, or a dataset of the same texts. Texts are taken as independent unless the
+    dataset, `(texts, labels)`, or what `hs.read` gave (texts longer than the model's
+    window: `(model.encode(texts, truncate=True), labels)`); with states, it is a list
+    of labels, or a dataset of the same texts. Texts are taken as independent unless the
     data have groups (`hs.read(..., group=)`). `pool` is what stands for a text: if not
     given, the last token in a decoder, and in an encoder the mean or what the model was
-    trained for. With `hs.each_token(source)` there is a label for each token;
-    "position", "word-start" and "previous-token" are ready. Probes are tested on folds
-    that they did not see, standardised and regularised without them;
-    `hs.Probe.of(result, site)` is fitted to all rows.
+    trained for; "rolling", "softmax" and "attention" pool the scores of tokens, and are
+    learnt with the probe. `test` is another dataset (with states, `(states, labels)`):
+    texts of another kind, on which the probes are tested too. With
+    `hs.each_token(source)` there is a label for each token; "position", "word-start"
+    and "previous-token" are ready. Probes are tested on folds that they did not see,
+    standardised and regularised without them; `hs.Probe.of(result, site)` is fitted to
+    all rows.
 
     >>> import hiddenscope as hs
     >>> from hiddenscope.testing import tiny_model
@@ -78,4 +85,4 @@ def probe(
     """
     from hiddenscope.analyses.probe.compute import train_probes
 
-    return train_probes(source, data, task, pool, sites, int(seed), truncate)
+    return train_probes(source, data, test, task, pool, sites, int(seed))

@@ -9,8 +9,10 @@ import torch
 from hiddenscope import progress
 from hiddenscope.analyses.probe.design import Design, ProbeTarget, design_of, target_of
 from hiddenscope.analyses.probe.labels import Rows, labelled_rows
+from hiddenscope.analyses.probe.monitor import pooled_design, rows_of_test, tested
 from hiddenscope.analyses.probe.significance import (
     NullDistribution,
+    above_largest,
     centre_of,
     estimate_score,
     jackknife_of,
@@ -26,8 +28,10 @@ from hiddenscope.analyses.probe.story import (
     MixScore,
     ProbeReport,
 )
+from hiddenscope.arguments import require
 from hiddenscope.linear import (
     CrossValidated,
+    Learner,
     Problems,
     cross_validate,
     mix,
@@ -39,13 +43,16 @@ from hiddenscope.linear.crossvalidation import (
     training_rows,
 )
 from hiddenscope.linear.intervals import (
+    DEPENDENCE,
     AccuracyEstimate,
     ExplainedVariance,
     Interval,
+    VarianceFactors,
     permutation_test,
 )
 from hiddenscope.linear.logistic import predicted_classes
-from hiddenscope.linear.probe import Task, check_task, unscaled
+from hiddenscope.linear.pooled import pooled_logistic
+from hiddenscope.linear.probe import Task, unscaled
 from hiddenscope.model import ModelLike
 from hiddenscope.results import Result
 from hiddenscope.results.dataset import (
@@ -55,9 +62,11 @@ from hiddenscope.results.dataset import (
     site_names,
     to_dataset,
 )
+from hiddenscope.results.report import known
 from hiddenscope.sites import SitePatterns
 from hiddenscope.states import Pair, Pooling, Readable
 from hiddenscope.states.arrays import AnyArray, Floats
+from hiddenscope.states.pooling import ScorePooling, score_pooling
 from hiddenscope.vectors import EachToken, rows_of
 
 if TYPE_CHECKING:
@@ -83,6 +92,7 @@ class ProbedSite:
     by_fold: Floats
     coef: Floats
     intercept: Floats
+    query: Floats | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,23 +141,32 @@ class Scored:
 def train_probes(
     source: ModelLike | Readable | Pair | EachToken,
     data: Any,
+    test: Any,
     task: Task,
     pool: Pooling | None,
     sites: SitePatterns,
     seed: int,
-    truncate: bool,
 ) -> Result:
     """Return the scores of the probes of every site as a result."""
-    check_task(task)
-    opened, pooling = rows_of(source, pool, sites)
-    rows = labelled_rows(opened, data, task, sites, pooling, truncate)
+    require(task, Task, "task", "probe")
+    opened, pooling = rows_of(source, pool, sites, scores=True)
+    rows = labelled_rows(opened, data, task, sites, pooling)
+    test_rows = None
+    if test is not None:
+        test_rows = rows_of_test(opened, test, rows, task, pooling)
     target = target_of(rows, task)
-    scored = _score_sites(rows, target, design_of(rows, target, seed))
+    design = design_of(rows, target, seed)
+    if rows.scored is not None:
+        design = pooled_design(rows, target, design)
+    scored = _score_sites(rows, target, design, score_pooling(pooling))
     report = _report(scored, "each" if pooling is None else pooling)
-    return Result("probe", _dataset(scored), report, rows.source)
+    result = Result("probe", _dataset(scored), report, rows.source)
+    return result if test_rows is None else tested(result, report, test_rows)
 
 
-def _score_sites(rows: Rows, target: ProbeTarget, design: Design) -> Scored:
+def _score_sites(
+    rows: Rows, target: ProbeTarget, design: Design, pooling: ScorePooling | None
+) -> Scored:
     """Probe every site with true, control and permuted targets, then their mix."""
     values, sites = rows.values, rows.sites
     probed: list[ProbedSite] = []
@@ -156,9 +175,19 @@ def _score_sites(rows: Rows, target: ProbeTarget, design: Design) -> Scored:
     with progress.track("Probing", total=len(sites) + 1) as advance:
         for number, states in enumerate(values):
             scaled[number], *scale = standardised(states)
-            probed.append(_probe_site(scaled[number], scale, target, design))
+            learner = target.learner
+            if rows.scored is not None and pooling is not None:
+                # First tokens are left out, as by `Probe.so_far`.
+                texts = [
+                    text[number, min(1, text.shape[1] - 1) :] for text in rows.scored
+                ]
+                tokens, *scale = standardised(torch.cat(texts))
+                parts = torch.split(tokens, [len(text) for text in texts])
+                learner = pooled_logistic(parts, pooling)
+                scaled[number] = torch.stack([part.mean(0) for part in parts])
+            probed.append(_probe_site(scaled[number], scale, target, design, learner))
             advance(1)
-        if len(sites) > 1:
+        if len(sites) > 1 and pooling is None:
             mixed = _probe_mix(scaled, [site.fit for site in probed], target, design)
         advance(1)
     test = permutation_test(torch.stack([site.null.scores for site in probed]))
@@ -174,7 +203,7 @@ def _score_sites(rows: Rows, target: ProbeTarget, design: Design) -> Scored:
         for site in probed
     ]
     pairs = zip(sites, scaled, strict=True)
-    equal = [str(site) for site, states in pairs if not bool(states.any())]
+    equal = [str(site) for site, states in pairs if not states.any()]
     centre = centre_of(
         sites,
         [site.fit.scores[0] for site in probed],
@@ -192,15 +221,38 @@ def _probe_site(
     scale: list[torch.Tensor],
     target: ProbeTarget,
     design: Design,
+    learner: Learner,
 ) -> ProbedSite:
-    """Probe standardised states; `scale` is their mean and deviation."""
-    fit = cross_validate(states, design.targets, design.folds, target.learner)
+    """Probe standardised states; `scale` is their mean and deviation.
+
+    Where the scores of tokens are pooled, permuted targets are learnt like the true
+    ones, and the states are means over tokens, which tell how scores vary.
+    """
+    controls = len(design.targets)
+    targets = design.targets
+    if learner is not target.learner:
+        targets = torch.cat([targets, design.permuted[1:]])
+    fit = cross_validate(states, targets, design.folds, learner)
     by_set = fit.scores.permute(1, 2, 0)
     # The true targets come first, the others are controls.
-    estimate = estimate_score(by_set[..., :1], design.targets[:1].T, target, design)
-    estimates = estimate_score(by_set, design.targets.T, target, design)
+    estimate = estimate_score(by_set[..., :1], targets[:1].T, target, design)
+    estimates = estimate_score(by_set, targets.T, target, design)
     whole = fit.whole
     predicted = whole.scores(states)[:, 0, 0]
+    null = null_distribution(states, predicted, target, design)
+    query = None
+    if learner is not target.learner:
+        permuted = torch.cat([estimates.score[:1], estimates.score[controls:]])
+        factors = null.variability
+        assert isinstance(factors, VarianceFactors)
+        # The factor of means over tokens is about that of a pooling, which may vary
+        # more: 19 permutations do not tell.
+        null = NullDistribution(
+            above_largest(permuted, design.permuted),
+            factors._replace(within=max(DEPENDENCE, factors.within)),
+        )
+    if whole.query is not None and len(whole.query):
+        query = (whole.query[:, -1].double() / scale[1]).numpy()
     coef, intercept = unscaled(whole.coef[..., 0], whole.intercept[:, 0], *scale)
     if target.classes is None:
         coef = coef[0] * target.deviation
@@ -212,12 +264,13 @@ def _probe_site(
     return ProbedSite(
         fit=fit,
         estimate=estimate,
-        null=null_distribution(states, predicted, target, design),
+        null=null,
         jackknife=jackknife_of(states, fit.penalty, target, design),
-        control=float(estimates.score[1:].mean()),
+        control=float(estimates.score[1:controls].mean()),
         by_fold=_by_fold(fit.scores[0], target, design),
         coef=coef,
         intercept=intercept,
+        query=query,
     )
 
 
@@ -249,7 +302,7 @@ def _probe_mix(
     """
     inner_loss = torch.stack([fit.inner_loss for fit in fits])
     penalty = torch.full((design.fold_count + 1,), DEFAULT_PENALTY, dtype=torch.float64)
-    if not bool(inner_loss.isnan().any()):
+    if not inner_loss.isnan().any():
         of_folds = inner_loss.amin(0).argmin(0)
         of_all_rows = inner_loss.mean(2).amin(0).argmin()
         grid = torch.tensor(PENALTIES, dtype=torch.float64)
@@ -331,6 +384,8 @@ def _dataset(scored: Scored) -> "xarray.Dataset":
     if classes is not None:
         coords["class"] = classes
         put("majority", (), scored.target.chance, "share of the largest class")
+    if scored.probed[0].query is not None:
+        put("query", ("site", "width"), along("query"), "query of the attention")
     if mixed is not None:
         of_fold = "weight in the mix of each fold"
         in_mix = "penalty of each fold in the mix"
@@ -405,17 +460,12 @@ def _report(scored: Scored, token: Pooling) -> ProbeReport:
             kind="shuffled" if rows.tokens is None else "by_token_id",
             draws=len(design.targets) - 1,
         ),
-        calibrated=design.calibrated,
+        calibrated=design.calibrated and rows.scored is None,
         interval_holds=scored.coverage,
         all_equal_at=scored.equal or None,
         fixed_penalty=DEFAULT_PENALTY if is_fixed else None,
         not_converged_at=[site for site, is_done in pairs if not is_done] or None,
     )
-
-
-def known(number: float) -> float | None:
-    """Return None for NaN, which JSON does not have."""
-    return number if number == number else None
 
 
 def as_best(interval: Interval) -> list[float]:

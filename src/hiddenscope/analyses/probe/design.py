@@ -153,18 +153,6 @@ def _numbers(rows: Rows) -> ProbeTarget:
     return ProbeTarget(standard, ridge(), None, mean, deviation)
 
 
-def _check_trained(codes: Ints, folds: Ints, rows: Rows, target: ProbeTarget) -> None:
-    """Refuse folds of which one holds all rows of a class: nothing is learnt of it."""
-    for code in np.unique(codes):
-        if target.classes is not None and len(np.unique(folds[codes == code])) < 2:
-            name = str(target.classes[code])[:40]
-            raise StatesError(
-                f"Cannot probe {len(rows.labels):,} rows of {rows.name}",
-                f"all texts of the class {name!r} fall into one fold, as whole groups",
-                "Give it more groups, leave it out, or choose another seed.",
-            )
-
-
 def design_of(rows: Rows, target: ProbeTarget, seed: int) -> Design:
     """Assign folds, and draw all sets of targets that probes are trained on."""
     names, groups = np.unique(np.array(rows.groups, dtype=object), return_inverse=True)
@@ -182,7 +170,15 @@ def design_of(rows: Rows, target: ProbeTarget, seed: int) -> Design:
     class_groups = [len(np.unique(groups[codes == code])) for code in np.unique(codes)]
     fold_count = min(FOLDS, *class_groups, len(names))
     folds = assign_folds(codes, rows.groups, fold_count, seed)
-    _check_trained(codes, folds, rows, target)
+    for code in np.unique(codes):
+        if target.classes is not None and len(np.unique(folds[codes == code])) < 2:
+            # Nothing would be learnt of it.
+            name = str(target.classes[code])[:40]
+            raise StatesError(
+                f"Cannot probe {len(rows.labels):,} rows of {rows.name}",
+                f"all texts of the class {name!r} fall into one fold, as whole groups",
+                "Give it more groups, leave it out, or choose another seed.",
+            )
     many = len(groups) > MANY_ROWS
     # Classes are spread evenly over folds, and stay so if labels are permuted within
     # folds.

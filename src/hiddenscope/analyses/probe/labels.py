@@ -18,6 +18,8 @@ from hiddenscope.model import Model
 from hiddenscope.sites import SitePatterns
 from hiddenscope.states import Pair, Pooling, Readable, Tokens
 from hiddenscope.states.arrays import Ints
+from hiddenscope.states.pool import Pool
+from hiddenscope.states.pooling import score_pooling
 from hiddenscope.texts import Belonging, Labelled, as_list, read
 from hiddenscope.vectors import Vectors, vectors
 from hiddenscope.vectors.dataset import (
@@ -47,7 +49,8 @@ class Rows(Vectors):
     """What is probed: vectors with a label for each row.
 
     `text_names` and `groups` name the text of each row and its group, as `belonging`
-    has them. `left_out` is the number of tokens without a label.
+    has them. `left_out` is the number of tokens without a label. `scored` has states
+    `[site, token, width]` of each text, if the scores of its tokens are pooled.
     """
 
     labels: list[Any]
@@ -56,6 +59,7 @@ class Rows(Vectors):
     text_names: list[str]
     left_out: int
     belonging: Belonging
+    scored: list[torch.Tensor] | None = None
 
     @property
     def unit(self) -> str:
@@ -71,6 +75,7 @@ class Rows(Vectors):
             labels=[self.labels[row] for row in rows],
             groups=[self.groups[row] for row in rows],
             text_names=[self.text_names[row] for row in rows],
+            scored=self.scored and [self.scored[row] for row in rows],
         )
 
 
@@ -80,25 +85,31 @@ def labelled_rows(
     task: str,
     sites: SitePatterns,
     pool: Pooling | None,
-    truncate: bool,
 ) -> Rows:
     """Read vectors and labels from a model and a dataset, or from states and labels.
 
     A copy of a text with the same labels says nothing new, and is left out.
     """
+    pools_scores = score_pooling(pool) is not None
+    vector_pool = None if pools_scores else pool
     if isinstance(source, Model):
         dataset = _token_dataset(data) if pool is None else _text_dataset(data)
-        rows = vectors(source, dataset.texts, sites=sites, pool=pool, truncate=truncate)
+        rows = vectors(source, dataset.texts, sites=sites, pool=vector_pool)
     else:
         dataset = Dataset(None, data, "the labels")
         # Of tokens a string names ready labels; of texts it is a path.
         if pool is not None or not isinstance(data, str):
             dataset = labels_of_states(source, data)
-        rows = vectors(source, sites=sites, pool=pool)
+        rows = vectors(source, sites=sites, pool=vector_pool)
         if isinstance(source, Pair):
             is_decoder = rows.sites[0].stack == "decoder"
             source = source.decoder if is_decoder else source.encoder
         dataset = replace(dataset, texts=source.tokens)
+    scored = None
+    if pools_scores and rows.tokens is not None:
+        lengths = rows.tokens.lengths
+        scored = list(torch.split(rows.values, lengths.tolist(), 1))
+        rows = replace(rows, values=Pool(lengths, "mean")(rows.values), tokens=None)
     if rows.tokens is None:
         labels = _checked_labels(dataset.labels, rows.values.shape[1], "text")
     else:
@@ -120,6 +131,7 @@ def labelled_rows(
         text_names=[belonging.texts[text] for text in text_of],
         left_out=len(labels) - len(labelled),
         belonging=belonging,
+        scored=scored,
     )
     first = [row for row in labelled if belonging.first[text_of[row]]]
     return whole if len(first) == len(labels) else whole.select(first)

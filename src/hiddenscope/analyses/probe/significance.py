@@ -126,10 +126,13 @@ def summarise_labellings(
     factors = variance_factors(
         centred[1:count], within[1:count], bootstrap, lower_bound
     )
-    labellings = design.permuted
+    return NullDistribution(above_largest(scores, design.permuted), factors)
+
+
+def above_largest(scores: torch.Tensor, labellings: torch.Tensor) -> torch.Tensor:
+    """Return accuracies less the share of the largest class in each labelling."""
     counts = [(labellings == code).sum(1) for code in range(int(labellings.max()) + 1)]
-    largest_share = torch.stack(counts).amax(0).double() / labellings.shape[1]
-    return NullDistribution(scores - largest_share, factors)
+    return scores - torch.stack(counts).amax(0).double() / labellings.shape[1]
 
 
 def jackknife_of(

@@ -1,6 +1,7 @@
 """The story of a probe: what can be read from every layer, and how sure that is."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Literal
 
 from hiddenscope.results import Report, Result, Section, frozen
@@ -8,6 +9,7 @@ from hiddenscope.results.drawing import labels, level
 from hiddenscope.results.pictures import Lines, Series
 from hiddenscope.results.report import Grouped
 from hiddenscope.results.sentences import (
+    counted,
     in_series,
     independence,
     plural,
@@ -15,6 +17,7 @@ from hiddenscope.results.sentences import (
     site_list,
     standing,
 )
+from hiddenscope.states.pooling import score_pooling
 
 # The largest p-value that shows something.
 LEVEL = 0.05
@@ -82,6 +85,22 @@ class MixScore:
 
 
 @frozen
+class TestScore:
+    """The probe of all rows on other texts, at the site that is best on its own.
+
+    `shared` rows were left out: their texts or groups are in the training data.
+    """
+
+    data: str
+    texts: int
+    shared: int
+    chance: float | None = None
+    accuracy: float | None = None
+    r2: float | None = None
+    interval: list[float] | None = None
+
+
+@frozen
 class Control:
     """The labels that a probe can only memorise."""
 
@@ -114,6 +133,7 @@ class ProbeReport(Grouped, Probed):
     permutations: int
     smallest_p: float | None
     mix: MixScore | None = None
+    test: TestScore | None = None
     control: Control
     calibrated: bool = True
     interval_holds: float | None = None
@@ -128,11 +148,18 @@ class ProbeReport(Grouped, Probed):
             return f"interval (held in {self.interval_holds:.0%} of simulations)"
         return "95% interval"
 
+    @property
+    def token_scores(self) -> bool:
+        """Tell whether the scores of tokens were pooled."""
+        return score_pooling(self.token) is not None
+
     def number(self, value: float) -> str:
         """Return a score in words."""
         return f"{value:.0%}" if self.score == "accuracy" else f"R² {value:.2f}"
 
-    def with_interval(self, of: BestSite | MixScore, remark: str = "") -> str:
+    def with_interval(
+        self, of: BestSite | MixScore | TestScore, remark: str = ""
+    ) -> str:
         """Return a score in words with its interval."""
         value = self.number(getattr(of, self.score))
         if of.interval is None:
@@ -154,6 +181,13 @@ def story(report: ProbeReport, result: Result) -> Iterator[Section]:
         ),
         Series("control labels", data["control"].to_numpy()),
     ]
+    if report.test is not None:
+        name = f"test_{score}"
+        tested = Series(f"on {report.test.data}", data[name].to_numpy())
+        if f"{name}_low" in data:
+            low, high = (data[f"{name}_{end}"].to_numpy() for end in ("low", "high"))
+            tested = replace(tested, low=low, high=high, band="95% interval")
+        series.insert(1, tested)
     levels = {"largest class": "majority", "mix of all sites": f"mix_{score}"}
     for name, variable in levels.items():
         if variable in data:
@@ -200,6 +234,8 @@ def _findings(report: ProbeReport, result: Result) -> Iterator[str]:
         f" {report.with_interval(best, corrected)}{control}."
     )
     yield from _against_chance(report, result)
+    if report.test is not None:
+        yield from _on_the_test(report, report.test)
     if report.score == "accuracy":
         ends = zip(
             labels(result.data, "site"),
@@ -231,6 +267,22 @@ def _findings(report: ProbeReport, result: Result) -> Iterator[str]:
     if report.token != "each":
         yield f"What was probed is {standing(report.token)}."
     yield independence(report)
+
+
+def _on_the_test(report: ProbeReport, test: TestScore) -> Iterator[str]:
+    """Yield the score on other texts, and which of them were left out."""
+    against = ""
+    if test.chance is not None:
+        against = f", and guessing its largest class to {report.number(test.chance)}"
+    yield (
+        f"On {test.data}, {counted(test.texts, 'other text')}, the probe of all rows at"
+        f" {report.best.site} comes to {report.with_interval(test)}{against}."
+    )
+    if test.shared:
+        yield (
+            f"{counted(test.shared, 'row')} left out of the test: the text, or another"
+            " of its group, is in the training data."
+        )
 
 
 def _centre(centre: Centre) -> Iterator[str]:
@@ -275,7 +327,12 @@ def _against_chance(report: ProbeReport, result: Result) -> Iterator[str]:
             f"Permuted labels seldom do as well as the best site (p = {best.p:.2g}),"
             f" but its interval holds {chance}, so that is not counted as better."
         )
-    if smallest is not None and smallest > NOTED:
+    if smallest is not None and smallest > NOTED and report.token_scores:
+        yield (
+            f"The pooling was learnt again for {report.permutations:,} permutations of"
+            f" the labels: the smallest p-value that is possible is {smallest:.2g}."
+        )
+    elif smallest is not None and smallest > NOTED:
         cannot = ", so nothing can be shown" if smallest > LEVEL else ""
         yield (
             f"The labels can be permuted in {report.permutations + 1:,} ways only: the"
@@ -318,6 +375,8 @@ def _limits(report: ProbeReport) -> Iterator[str]:
         together = report.groups_given or report.groups < report.texts
         unit = "groups of texts" if together else "texts"
         why = f"with as few as {report.groups:,} {unit}"
+        if report.token_scores:
+            why = "where scores of tokens are pooled"
         if report.smallest_p is None:
             why = "without permuted labels"
         yield f"The intervals are rough: {why} they were not calibrated."

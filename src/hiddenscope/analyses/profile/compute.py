@@ -14,7 +14,6 @@ from hiddenscope.analyses.profile.neurons import (
     design_tokens,
     is_neurons,
     measure_neurons,
-    texts_of,
     write_sites,
 )
 from hiddenscope.analyses.profile.statistics import (
@@ -58,6 +57,7 @@ from hiddenscope.results.dataset import (
 from hiddenscope.sites import Site, SitePatterns, select, summarise
 from hiddenscope.states import Pair, Readable, Source, States
 from hiddenscope.states.arrays import AnyArray, Floats32
+from hiddenscope.vectors.dataset import strings_of
 from hiddenscope.vectors.pooled import pooled_as
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def measure_states(
     """Return the statistics of every state and site as a result."""
     source = as_source(source)
     captured = _states(source, texts, sites, targets, truncate)
-    stacks: list[Readable] = (
+    stacks = (
         [captured.encoder, captured.decoder]
         if isinstance(captured, Pair)
         else [captured]
@@ -177,7 +177,24 @@ def measure_states(
                 stack_statistics(stack, stack_sites, compared, sample, advance)
             )
     for stack, stack_sites in zip(stacks, selected, strict=True):
-        neurons.append(_neurons(stacks, stack, stack_sites, texts))
+        neurons.append(None)
+        of_neurons = tuple(filter(is_neurons, stack_sites))
+        # Every row must be a token.
+        if not of_neurons or pooled_as(stack) is not None:
+            continue
+        # A target of a decoder is a copy only where the encoder's text is one too.
+        keys, *of_targets = [strings_of(other.tokens) for other in stacks]
+        if of_targets:
+            keys = list(map(str, zip(keys, *of_targets, strict=True)))
+        design = design_tokens(stack, keys, getattr(texts, "groups", None))
+        if not len(design.sizes):
+            continue
+        values = []
+        with progress.track("Profiling neurons", total=len(of_neurons)) as advance:
+            for site in of_neurons:
+                values.append(measure_neurons(stack, site, design))
+                advance(1)
+        neurons[-1] = NeuronStatistics(of_neurons, design, np.stack(values))
     pooled = statistics[0].pooled
     word = "tokens" if pooled is None else "vectors"
     counts: dict[str, Any] = {
@@ -244,34 +261,6 @@ def _with_writes(model: Model, patterns: SitePatterns) -> SitePatterns:
     return sorted({*selected, *needed.intersection(model.anatomy.sites)})
 
 
-def _neurons(
-    stacks: Sequence[Readable],
-    stack: Readable,
-    sites: Sequence[Site],
-    texts: object,
-) -> NeuronStatistics | None:
-    """Measure the neurons of a stack, where every row is a token."""
-    of_neurons = tuple(filter(is_neurons, sites))
-    if not of_neurons or pooled_as(stack) is not None:
-        return None
-    # A target of a decoder is a copy only where the encoder's text is one too.
-    by_stack = [texts_of(other.tokens) for other in stacks]
-    keys = (
-        by_stack[0]
-        if len(by_stack) == 1
-        else list(map(str, zip(*by_stack, strict=True)))
-    )
-    design = design_tokens(stack, keys, getattr(texts, "groups", None))
-    if not len(design.sizes):
-        return None
-    values = []
-    with progress.track("Profiling neurons", total=len(of_neurons)) as advance:
-        for site in of_neurons:
-            values.append(measure_neurons(stack, site, design))
-            advance(1)
-    return NeuronStatistics(of_neurons, design, np.stack(values))
-
-
 def _through_final_norm(
     source: object, captured: object, sites: tuple[Site, ...]
 ) -> States:
@@ -280,19 +269,17 @@ def _through_final_norm(
     `layer.L` is then the same as `final`.
     """
     problem = "Cannot take layers through the final norm"
-    if not isinstance(source, Model):
+    if not isinstance(source, Model) or not isinstance(captured, States):
         reason = "that takes the model, and states were given"
-        raise StatesError(problem, reason, "Give a model of one stack and texts.")
-    if not isinstance(captured, States):
-        reason = "there are two stacks"
+        if isinstance(source, Model):
+            reason = "there are two stacks"
         raise StatesError(problem, reason, "Give a model of one stack and texts.")
     stack = source.anatomy.stacks[0]
-    if stack.proof.final is None:
-        reason = f"{source.name} has no final norm"
-        raise StatesError(problem, reason, "Leave final_norm='apart'.")
     layers = tuple(site for site in sites if site.layer is not None and not site.part)
-    if not layers:
-        reason = "no whole layers were chosen"
+    if stack.proof.final is None or not layers:
+        reason = f"{source.name} has no final norm"
+        if stack.proof.final is not None:
+            reason = "no whole layers were chosen"
         raise StatesError(problem, reason, "Leave final_norm='apart'.")
     raw = captured.select(sites=list(layers))
     normed = []
@@ -329,8 +316,27 @@ def _dataset(
                 attributes |= details
         variables[name] = "site", values, attributes
     variables |= _neuron_variables(stacks, neurons)
-    for name, ranked in _largest_values(stacks).items():
-        variables[name] = ("site", "rank"), ranked, LARGEST_VALUES[name]
+    # The channels with the largest values, `[site, rank]`. Where there are fewer
+    # channels, the numbers are -1 or NaN and the text is empty.
+    ranks = []
+    for stack in stacks:
+        tokens = stack.source.tokens
+        for of_site in stack.by_site:
+            largest, rows = of_site.largest_values, of_site.largest_values.row
+            strings = text_array([tokens.strings[row] for row in rows])
+            ranks.append(
+                (
+                    _padded(largest.channel, NONE),
+                    _padded(largest.value, np.nan),
+                    _padded(largest.times, np.nan),
+                    _padded(tokens.text[rows], NONE),
+                    _padded(tokens.positions[rows], NONE),
+                    _padded(strings, ""),
+                )
+            )
+    columns = zip(*ranks, strict=True)
+    for (name, long_name), column in zip(LARGEST_VALUES.items(), columns, strict=True):
+        variables[name] = ("site", "rank"), np.stack(column), long_name
     for name, long_name in (CKA_POOLED if pooled else CKA).items():
         squares = []
         for stack in stacks:
@@ -350,7 +356,20 @@ def _dataset(
         texts = stack.source.tokens.texts
         if texts is not None:
             attrs[name] = list(texts)
-    coords = _coords(stacks, normed=normed, paired="cka" in variables)
+    names = []
+    forms = []
+    for stack in stacks:
+        names += site_names(stack.sites)
+        for site in stack.sites:
+            forms.append("normed" if normed or site.layer is None else "raw")
+    coords: Coordinates = {"site": names, "form": ("site", text_array(forms))}
+    if "cka" in variables:
+        coords["source_site"] = names
+    stored = [
+        stack.source.tokens.select(slice(stack.stored_tokens)) for stack in stacks
+    ]
+    stack_names = [str(stack.stack) for stack in stacks] if len(stacks) > 1 else []
+    coords |= token_coords(stored, stack_names)
     return to_dataset(variables, coords, attrs)
 
 
@@ -378,53 +397,10 @@ def _neuron_variables(
     return variables
 
 
-def _largest_values(stacks: Sequence[StackStatistics]) -> dict[str, AnyArray]:
-    """Return the channels with the largest values, `[site, rank]`.
-
-    Where there are fewer channels, the numbers are -1 or NaN and the text is empty.
-    """
-    cells = []
-    for stack in stacks:
-        tokens = stack.source.tokens
-        for site in stack.by_site:
-            largest, rows = site.largest_values, site.largest_values.row
-            strings = text_array([tokens.strings[row] for row in rows])
-            of_site = (
-                _padded(largest.channel, NONE),
-                _padded(largest.value, np.nan),
-                _padded(largest.times, np.nan),
-                _padded(tokens.text[rows], NONE),
-                _padded(tokens.positions[rows], NONE),
-                _padded(strings, ""),
-            )
-            cells.append(of_site)
-    columns = map(np.stack, zip(*cells, strict=True))
-    return dict(zip(LARGEST_VALUES, columns, strict=True))
-
-
 def _padded(column: AnyArray, empty: int | float | str) -> AnyArray:
     padded = np.full(RANKS, empty, dtype=column.dtype)
     padded[: len(column)] = column
     return padded
-
-
-def _coords(
-    stacks: Sequence[StackStatistics], *, normed: bool, paired: bool
-) -> Coordinates:
-    names: list[str] = []
-    forms: list[str] = []
-    for stack in stacks:
-        names += site_names(stack.sites)
-        for site in stack.sites:
-            forms.append("normed" if normed or site.layer is None else "raw")
-    coords: Coordinates = {"site": names, "form": ("site", text_array(forms))}
-    if paired:
-        coords["source_site"] = names
-    tokens = [
-        stack.source.tokens.select(slice(stack.stored_tokens)) for stack in stacks
-    ]
-    stack_names = [str(stack.stack) for stack in stacks] if len(stacks) > 1 else []
-    return {**coords, **token_coords(tokens, stack_names)}
 
 
 def _stack_report(
@@ -439,20 +415,36 @@ def _stack_report(
         columns = {"all_tokens": name, "other_tokens": f"{name}_others"}
         if stack.pooled is not None:
             columns = {"all_vectors": name}
-        medians = {}
-        for key, column in columns.items():
-            medians[key] = _median(stack.per_site(column)[middle])
+        medians = {
+            key: _median(stack.per_site(column)[middle])
+            for key, column in columns.items()
+        }
         if any(median is not None for median in medians.values()):
             spreads[name] = Spread(**medians)
     dimension = "intrinsic_dimension"
     if stack.pooled is None:
         dimension = "intrinsic_dimension_others"
     largest, massive = _massive(stack)
+    # The state with the largest norm, and the first that is not finite.
+    fields: dict[str, Any] = {}
+    sites = list(zip(stack.sites, stack.by_site, strict=True))
+    at, numbers = max(sites, key=lambda pair: pair[1].highest)
+    if numbers.largest != NONE:
+        row = _row(stack, numbers.largest)
+        fields["largest_norm"] = LargestNorm(norm=numbers.highest, site=str(at), **row)
+    broken = [(at, numbers) for at, numbers in sites if numbers.not_finite]
+    if broken:
+        at, numbers = broken[0]
+        fields["not_finite"] = NotFinite(
+            states=sum(numbers.not_finite for _, numbers in broken),
+            site=str(at),
+            **_row(stack, numbers.first_not_finite),
+        )
     return ProfileStack(
         stack=stack.stack,
         few_tokens=stack.counts[1] < WORTH_READING,
         **_norms(stack, middle),
-        **_largest_norm(stack),
+        **fields,
         **spreads,
         intrinsic_dimension=extremes(stack.sites, stack.per_site(dimension)),
         added=extremes(stack.sites, stack.per_site("added_median")),
@@ -488,33 +480,12 @@ def _norms(stack: StackStatistics, middle: list[int]) -> dict[str, Any]:
     fields["middle_layers"] = summarise([stack.sites[place] for place in middle])
     if stack.sites[-1].layer is None:
         for key, place in (("before_final", -2), ("at_final", -1)):
-            norms = {}
-            for name, column in columns.items():
-                if np.isfinite(column[-2:]).all():
-                    norms[name] = float(column[place])
+            norms = {
+                name: float(column[place])
+                for name, column in columns.items()
+                if np.isfinite(column[-2:]).all()
+            }
             fields[key] = SiteNorms(site=str(stack.sites[place]), **norms)
-    return fields
-
-
-def _largest_norm(stack: StackStatistics) -> dict[str, Any]:
-    """Return the state with the largest norm, and the first that is not finite."""
-    fields: dict[str, Any] = {}
-    sites = list(zip(stack.sites, stack.by_site, strict=True))
-    finite = [(site, numbers) for site, numbers in sites if numbers.largest != NONE]
-    if finite:
-        site, numbers = max(finite, key=lambda pair: pair[1].highest)
-        row = _row(stack, numbers.largest)
-        fields["largest_norm"] = LargestNorm(
-            norm=numbers.highest, site=str(site), **row
-        )
-    broken = [(site, numbers) for site, numbers in sites if numbers.not_finite]
-    if broken:
-        site, numbers = broken[0]
-        fields["not_finite"] = NotFinite(
-            states=sum(numbers.not_finite for _, numbers in broken),
-            site=str(site),
-            **_row(stack, numbers.first_not_finite),
-        )
     return fields
 
 
@@ -532,16 +503,16 @@ def _massive(
     """Return the largest value of all, and the massive activations."""
     tokens = stack.source.tokens
     largest = None
+    highest = -np.inf
     for site, numbers in zip(stack.sites, stack.by_site, strict=True):
         values = numbers.largest_values
-        times = float(values.times[0]) if len(values.times) else np.nan
-        highest = -np.inf if largest is None else largest.times_median
         # No comparison with NaN is true.
-        if highest < times < np.inf:
+        if len(values.times) and highest < values.times[0] < np.inf:
+            highest = float(values.times[0])
             row = int(values.row[0])
             position = int(tokens.positions[row])
             largest = LargestValue(
-                times_median=times,
+                times_median=highest,
                 site=str(site),
                 channel=int(values.channel[0]),
                 **_row(stack, row),
@@ -587,7 +558,7 @@ def _similarity(stack: StackStatistics) -> LayerSimilarity | None:
             fields[key] = _median(matrix[upper].numpy())
     values = stack.cka if stack.cka_others is None else stack.cka_others
     pairs = torch.where(upper & values.isfinite(), values, torch.inf)
-    if bool(pairs.isfinite().any()):
+    if pairs.isfinite().any():
         row, column = np.unravel_index(int(pairs.argmin()), pairs.shape)
         fields["least_alike"] = LeastAlike(
             site=str(stack.compared[row]),

@@ -7,7 +7,7 @@ out, since many models rest their attention there and their values dwarf all oth
 are copies of a text.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -23,14 +23,13 @@ from hiddenscope.analyses.profile.statistics import (
 from hiddenscope.analyses.profile.story import (
     NEURON_MEASURES,
     NeuronGap,
-    NeuronMeasure,
     NeuronProfile,
     NeuronVerdict,
 )
 from hiddenscope.linear.trend import degree_of, departure
 from hiddenscope.measures import widened
 from hiddenscope.sites import Site, summarise
-from hiddenscope.states import Readable, Tokens
+from hiddenscope.states import Readable
 from hiddenscope.states.arrays import Floats, Ints
 from hiddenscope.texts.groups import copy_key, merged_groups
 
@@ -113,13 +112,6 @@ def design_tokens(
     return TokenDesign(batch, kind, len(frequent), int(is_first.sum()), len(used))
 
 
-def texts_of(tokens: Tokens) -> list[Any]:
-    """Return every text, or its ids where only these are known."""
-    if tokens.texts is not None:
-        return list(tokens.texts)
-    return [tokens.ids[tokens.rows(text)].tolist() for text in range(tokens.count)]
-
-
 def measure_neurons(source: Readable, site: Site, design: TokenDesign) -> Floats:
     """Measure the neurons of a site: over all tokens, then without each batch.
 
@@ -133,13 +125,44 @@ def measure_neurons(source: Readable, site: Site, design: TokenDesign) -> Floats
     parts = [total]
     for batch in range(len(design.sizes)):
         parts.append({name: total[name] - sums[name][batch] for name in sums})
-    limits = []
-    for part in parts:
-        limits.append(ACTIVE * (part["square"] / part["count"]).sqrt())
-    active = _active(source, site, design, torch.stack(limits))
+    # What a token must reach, `[1 + batch, neuron]`, and how many tokens reach it: all
+    # of them, and those outside each batch.
+    limits = [ACTIVE * (part["square"] / part["count"]).sqrt() for part in parts]
+    active = torch.zeros_like(torch.stack(limits))
+    for here, counted, states in _rows(source, site, design):
+        sizes = states.abs()
+        batch_of = torch.from_numpy(design.batch[here])[counted]
+        for number, limit in enumerate(limits):
+            # A product adds up faster than a sum of truth values.
+            outside = (batch_of != number - 1).float()
+            active[number] += outside @ (sizes >= limit).float()
     rows = []
-    for part, count in zip(parts, active, strict=True):
-        rows.append(_measures(part, count))
+    for part, active_count in zip(parts, active, strict=True):
+        count = part["count"]
+        size, square = part["size"] / count, part["square"] / count
+        mean, second, third, fourth = (
+            part[f"power{power}"] / count for power in (1, 2, 3, 4)
+        )
+        variance = second - mean**2
+        scatter = fourth - 4 * mean * third + 6 * mean**2 * second - 3 * mean**4
+        # A neuron that never changes has no kurtosis, one that is always 0 nothing at
+        # all.
+        changes = variance > CONSTANT * square
+        alive = square > 0
+        peak, write = (
+            float(part[name][0] / part[name][1]) for name in ("peak", "write")
+        )
+        rows.append(
+            [
+                float(size.mean()),
+                peak,
+                write,
+                _median(scatter / variance**2, changes),
+                _median((1 - size**2 / square) / (1 - 1 / count), alive),
+                _median(active_count / count, alive),
+                _median(_entropy(part["kinds"], part["kind_counts"]), alive),
+            ]
+        )
     return np.array(rows)
 
 
@@ -181,7 +204,13 @@ def _sums(
         away = states - origin
         batch = torch.from_numpy(design.batch[here])[counted]
         kind = torch.from_numpy(design.kind[here])[counted]
-        peaks[here][counted.numpy()] = _peaks(sizes).numpy()
+        # The 99th percentile of every row, between two values as numpy does. The few
+        # largest are found faster than all are sorted.
+        rank = (1 - PEAK) * (sizes.shape[1] - 1)
+        above = int(rank)
+        top = sizes.topk(min(above + 2, sizes.shape[1]), dim=1).values
+        peak = torch.lerp(top[:, above], top[:, -1], rank - above)
+        peaks[here][counted.numpy()] = peak.numpy()
         ones = torch.ones_like(sizes[:, :1])
         values = {"count": ones, "size": sizes, "square": sizes.square()}
         for name, numbers in values.items():
@@ -197,15 +226,6 @@ def _sums(
     for name in ("kinds", "kind_counts"):
         sums[name] = sums[name].view(batches, kinds, sums[name].shape[1])
     return sums, peaks
-
-
-def _peaks(sizes: Tensor) -> Tensor:
-    """Return the 99th percentile of every row, between two values as numpy does."""
-    # The few largest are found faster than all are sorted.
-    rank = (1 - PEAK) * (sizes.shape[1] - 1)
-    above = int(rank)
-    top = sizes.topk(min(above + 2, sizes.shape[1]), dim=1).values
-    return torch.lerp(top[:, above], top[:, -1], rank - above)
 
 
 def _by_batch(column: Floats, design: TokenDesign) -> Tensor:
@@ -233,48 +253,6 @@ def _written(source: Readable, site: Site, count: int) -> Floats:
     return shares
 
 
-def _active(
-    source: Readable, site: Site, design: TokenDesign, limits: Tensor
-) -> Tensor:
-    """Count the tokens that reach each limit `[1 + batch, neuron]`.
-
-    The first limit is for all tokens, and each other for those outside its batch.
-    """
-    counts = torch.zeros_like(limits)
-    for here, counted, states in _rows(source, site, design):
-        sizes = states.abs()
-        batch = torch.from_numpy(design.batch[here])[counted]
-        for part, limit in enumerate(limits):
-            # A product adds up faster than a sum of truth values.
-            outside = (batch != part - 1).float()
-            counts[part] += outside @ (sizes >= limit).float()
-    return counts
-
-
-def _measures(sums: Mapping[str, Tensor], active: Tensor) -> list[float]:
-    """Return every measure from sums over some tokens, in their order."""
-    count = sums["count"]
-    size, square = sums["size"] / count, sums["square"] / count
-    mean, second, third, fourth = (
-        sums[f"power{power}"] / count for power in (1, 2, 3, 4)
-    )
-    variance = second - mean**2
-    scatter = fourth - 4 * mean * third + 6 * mean**2 * second - 3 * mean**4
-    # A neuron that never changes has no kurtosis, one that is always 0 nothing at all.
-    changes = variance > CONSTANT * square
-    alive = square > 0
-    peak, write = (float(sums[name][0] / sums[name][1]) for name in ("peak", "write"))
-    return [
-        float(size.mean()),
-        peak,
-        write,
-        _median(scatter / variance**2, changes),
-        _median((1 - size**2 / square) / (1 - 1 / count), alive),
-        _median(active / count, alive),
-        _median(_entropy(sums["kinds"], sums["kind_counts"]), alive),
-    ]
-
-
 def _entropy(by_kind: Tensor, counts: Tensor) -> Tensor:
     """Return the entropy over types, 1 where all have the same mean."""
     present = counts[:, 0] > 0
@@ -290,14 +268,6 @@ def _median(values: Tensor, known: Tensor) -> float:
     """Return the median of the known values; of an even number, the mean of two."""
     numbers = values[known].numpy()
     return float(np.median(numbers)) if len(numbers) else float("nan")
-
-
-class Intervals(NamedTuple):
-    """Every measure of every site `[site, measure]`, with its 95% interval."""
-
-    value: Floats
-    low: Floats
-    high: Floats
 
 
 class NeuronStatistics(NamedTuple):
@@ -316,8 +286,7 @@ class NeuronStatistics(NamedTuple):
         logs = [measure.factor for measure in NEURON_MEASURES.values()]
         scaled = self.values.copy()
         # What is 0 has no logarithm, and no interval.
-        positive = np.where(scaled > 0, scaled, np.nan)
-        scaled[..., logs] = np.log(positive[..., logs])
+        scaled[..., logs] = np.log(np.where(scaled > 0, scaled, np.nan)[..., logs])
         return scaled
 
     @property
@@ -335,8 +304,11 @@ class NeuronStatistics(NamedTuple):
         return errors
 
     @property
-    def intervals(self) -> Intervals:
-        """Return every measure of every site, with its interval over texts."""
+    def intervals(self) -> tuple[Floats, Floats, Floats]:
+        """Return every measure of every site, and the ends of its interval over texts.
+
+        All are `[site, measure]`.
+        """
         scaled = np.moveaxis(self.scaled, 1, 0)
         half = _quantile(self.freedom) * self.errors(scaled)
         ends = []
@@ -344,7 +316,7 @@ class NeuronStatistics(NamedTuple):
             both = np.stack([scaled[0] - half, scaled[0] + half])[..., number]
             ends.append(np.exp(both) if measure.factor else np.clip(both, 0, 1))
         low, high = np.stack(ends, -1)
-        return Intervals(self.values[:, 0], low, high)
+        return self.values[:, 0], low, high
 
 
 def _quantile(freedom: float) -> float:
@@ -356,11 +328,14 @@ def _quantile(freedom: float) -> float:
 def compare_last(statistics: NeuronStatistics) -> NeuronProfile:
     """Compare the last of the sites with the one before, and with their trend."""
     sites, design = statistics.sites, statistics.design
-    before: list[NeuronGap] = []
-    trend: list[NeuronGap] = []
+    before = []
+    trend = []
     degree = degree_of(len(sites) - 1)
     if len(sites) > 1 and design.groups > 1:
-        before = list(_corrected(_gaps_before(statistics)))
+        steps = statistics.scaled[-1] - statistics.scaled[-2]
+        columns = zip(NEURON_MEASURES, steps[0], statistics.errors(steps), strict=True)
+        gaps = [_Gap(*column, statistics.freedom) for column in columns]
+        before = list(_corrected(gaps))
         if degree is not None:
             trend = list(_corrected(_gaps_from_trend(statistics, degree)))
     return NeuronProfile(
@@ -394,14 +369,6 @@ class _Gap(NamedTuple):
         return float(2 * t.sf(abs(self.value) / self.error, self.freedom))
 
 
-def _gaps_before(statistics: NeuronStatistics) -> Iterator[_Gap]:
-    steps = statistics.scaled[-1] - statistics.scaled[-2]
-    for name, value, error in zip(
-        NEURON_MEASURES, steps[0], statistics.errors(steps), strict=True
-    ):
-        yield _Gap(name, float(value), float(error), statistics.freedom)
-
-
 def _gaps_from_trend(statistics: NeuronStatistics, degree: int) -> Iterator[_Gap]:
     """Yield how far the last site is from where the others lead.
 
@@ -418,14 +385,14 @@ def _gaps_from_trend(statistics: NeuronStatistics, degree: int) -> Iterator[_Gap
         freedoms = np.array([last.freedom, statistics.freedom])
         # Welch and Satterthwaite: the degrees of freedom of a sum of variances.
         freedom = variances.sum() ** 2 / (variances**2 / freedoms).sum()
-        error = float(np.sqrt(variances.sum()))
-        yield _Gap(name, float(gaps[0]), error, float(freedom))
+        error = np.sqrt(variances.sum())
+        yield _Gap(name, gaps[0], error, freedom)
 
 
-def _corrected(gaps: Iterator[_Gap]) -> Iterator[NeuronGap]:
+def _corrected(gaps: Iterable[_Gap]) -> Iterator[NeuronGap]:
     """Correct p over the measures (Holm 1979), and say what was found."""
     known = [gap for gap in gaps if np.isfinite(gap.p)]
-    corrected: dict[str, float] = {}
+    corrected = {}
     highest = 0.0
     for place, gap in enumerate(sorted(known, key=lambda gap: gap.p)):
         highest = max(highest, min(1.0, (len(known) - place) * gap.p))
@@ -436,6 +403,9 @@ def _corrected(gaps: Iterator[_Gap]) -> Iterator[NeuronGap]:
         ends = np.array([gap.value, gap.value - half, gap.value + half])
         value, low, high = (np.exp(ends) if measure.factor else ends).tolist()
         p = corrected[gap.measure]
+        verdict: NeuronVerdict = "undecided"
+        if p < 1 - LEVEL:
+            verdict = "more" if (gap.value > 0) == measure.rises else "less"
         yield NeuronGap(
             measure=gap.measure,
             aspect=measure.aspect,
@@ -443,11 +413,5 @@ def _corrected(gaps: Iterator[_Gap]) -> Iterator[NeuronGap]:
             low=low,
             high=high,
             p=p,
-            verdict=_verdict(gap.value, p, measure),
+            verdict=verdict,
         )
-
-
-def _verdict(value: float, p: float, measure: NeuronMeasure) -> NeuronVerdict:
-    if p >= 1 - LEVEL:
-        return "undecided"
-    return "more" if (value > 0) == measure.rises else "less"

@@ -132,7 +132,7 @@ def stack_statistics(
     rows = sampled(len(source.tokens), sample)
     most_rows = max(1, MOST_CELLS // len(sites))
     by_site = []
-    samples: dict[Site, Tensor] = {}
+    samples = {}
     below = None
     for site in sites:
         # What a block adds is measured where two layers follow one another.
@@ -208,7 +208,7 @@ def site_statistics(
     finite = np.zeros(len(first), dtype=bool)
     running_first, running_others = RunningStatistics(), RunningStatistics()
     peaks = _ChannelPeaks()
-    samples: list[Tensor] = []
+    samples = []
     for start, chunk, under in in_step(source, site, below):
         states = widened(chunk)
         here = slice(start, start + len(chunk))
@@ -232,15 +232,23 @@ def site_statistics(
             running_first.add(states[fine & first[here]])
             running_others.add(states[fine & ~first[here]])
     sample = torch.cat(samples)
-    per_site = _medians(columns, first.numpy(), finite)
+    first_rows = first.numpy() & finite
+    other_rows = ~first.numpy() & finite
+    per_site = {}
+    for name, column in columns.items():
+        per_site[f"{name}_first"] = _quantile(column[first_rows], 0.5)
+        per_site[f"{name}_median"] = _quantile(column[other_rows], 0.5)
+    norms = columns["norm"][other_rows]
+    per_site["norm_low"] = _quantile(norms, 0.25)
+    per_site["norm_high"] = _quantile(norms, 0.75)
     if together:
         per_site |= _spread(running_first, running_others)
         fine = sample.isfinite().all(1)
-        first_rows = first[rows]
+        sampled_first = first[rows]
         per_site["intrinsic_dimension"] = two_nn(widened(sample[fine]))
         per_site["intrinsic_dimension_others"] = per_site["intrinsic_dimension"]
-        if bool(first_rows.any()):
-            others = two_nn(widened(sample[fine & ~first_rows]))
+        if sampled_first.any():
+            others = two_nn(widened(sample[fine & ~sampled_first]))
             per_site["intrinsic_dimension_others"] = others
     largest = first_not_finite = NONE
     norms = np.where(finite, columns["norm"], -1)
@@ -299,24 +307,6 @@ def _per_state(states: Tensor) -> dict[str, Tensor]:
         "deviation": variance.sqrt(),
         "kurtosis": square.square().mean(1) / variance.square(),
     }
-
-
-def _medians(
-    columns: Mapping[str, Floats32],
-    first: Bools,
-    finite: Bools,
-) -> dict[str, float]:
-    """Return medians of first and of other tokens, and quartiles of the norms."""
-    first_rows = first & finite
-    other_rows = ~first & finite
-    medians = {}
-    for name, column in columns.items():
-        medians[f"{name}_first"] = _quantile(column[first_rows], 0.5)
-        medians[f"{name}_median"] = _quantile(column[other_rows], 0.5)
-    norms = columns["norm"][other_rows]
-    medians["norm_low"] = _quantile(norms, 0.25)
-    medians["norm_high"] = _quantile(norms, 0.75)
-    return medians
 
 
 def _quantile(numbers: Floats32, share: float) -> float:
@@ -384,7 +374,7 @@ def _massive(source: Readable, site: Site, largest: LargestValues) -> Ints:
     is massive is read again. The final norm scales channels one by one, so `final` has
     none.
     """
-    places: list[Tensor] = [torch.zeros(0, 2, dtype=torch.long)]
+    places = [torch.zeros(0, 2, dtype=torch.long)]
     if site.layer is not None and len(largest.times) and largest.times[0] >= MASSIVE:
         for start, chunk, _ in in_step(source, site, None):
             states = widened(chunk)

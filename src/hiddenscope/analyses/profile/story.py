@@ -15,7 +15,7 @@ from hiddenscope.results.drawing import (
     long_name,
     pair_grid,
 )
-from hiddenscope.results.pictures import ColourScale, Grid, Lines, Series
+from hiddenscope.results.pictures import Grid, Lines, Series
 from hiddenscope.results.report import Extremes
 from hiddenscope.results.sentences import (
     UNTESTED,
@@ -412,7 +412,7 @@ def _along_layers(report: ProfileReport, result: Result) -> Iterator[tuple[str, 
         words = "intrinsic dimension, without first tokens"
         dimension = {"intrinsic_dimension_others": words}
     # What is shown, the title, the unit, and the variables with their names.
-    pictures: list[tuple[str, str, str, dict[str, str]]] = [
+    pictures = [
         (
             "the norm of what each block adds over the norm of its input",
             "What each block adds, along the layers",
@@ -458,7 +458,7 @@ def _along_layers(report: ProfileReport, result: Result) -> Iterator[tuple[str, 
         if "kurtosis_median" in names:
             sentences = [" ".join(_massive(stack)) for stack in report.stacks]
             note = " ".join(filter(None, sentences))
-        scale: ColourScale = "linear"
+        scale = "linear"
         if variables:
             scale = result.data[variables[0]].attrs.get("scale", "linear")
         for lines in _drawn(result, series, title, y_name, scale=scale, note=note):
@@ -483,7 +483,7 @@ def _neuron_section(report: ProfileReport, result: Result) -> Iterator[Section]:
             ends = np.where(here, low, np.nan), np.where(here, high, np.nan)
             line = np.where(here, values, np.nan)
             series.append(Series(f"{prefix}neurons", line, *ends, "95% interval"))
-        scale: ColourScale = "log" if measure.factor else "linear"
+        scale = "log" if measure.factor else "linear"
         title = f"{measure.words[0].upper()}{measure.words[1:]} of neurons"
         views += _drawn(result, series, title, measure.words, scale=scale)
     reading = (
@@ -527,10 +527,11 @@ def _gaps(last: str, other: str, gaps: list[NeuronGap]) -> Iterator[str]:
     for aspect in ("intensity", "selectivity"):
         parts = []
         for verdict in ("more", "less", "undecided"):
-            listed = []
-            for gap in gaps:
-                if gap.aspect == aspect and gap.verdict == verdict:
-                    listed.append(gap.told)
+            listed = [
+                gap.told
+                for gap in gaps
+                if gap.aspect == aspect and gap.verdict == verdict
+            ]
             if listed:
                 parts.append(f"{verdict} by {in_series(listed)}")
         if parts:
@@ -565,10 +566,11 @@ def _cka_grid(result: Result) -> Grid:
 def _reading_of_norms(lines: tuple[Lines, ...]) -> str:
     """Say what each line of norms is, of those that are drawn."""
     names = [series.name for series in chain(*(picture.series for picture in lines))]
-    drawn = []
-    for ending, words in NORM_LINES.items():
-        if any(name.endswith(ending) for name in names):
-            drawn.append(words)
+    drawn = [
+        words
+        for ending, words in NORM_LINES.items()
+        if any(name.endswith(ending) for name in names)
+    ]
     subject = "The lines are" if len(names) > 1 else "The line is"
     return f"{subject} {in_series(drawn)}."
 

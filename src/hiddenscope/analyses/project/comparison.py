@@ -53,7 +53,25 @@ def compare_datasets(
     sides = next(iter(by_model.values()))
     if len(sides) != 2 or any(side.classes is None for side in sides):
         return None, []
-    sets = _sets(sides)
+    # The dataset, the class and the group of every point that counts.
+    keys = []
+    groups = []
+    labels = []
+    for number, side in enumerate(sides):
+        assert side.classes is not None
+        names = side.classes.labels
+        for row in side.scored:
+            text = side.text_of[row]
+            # A text without its label: the same text in both datasets is a pair.
+            keys.append(side.belonging.texts[text].partition("\0")[0])
+            labels.append(names[row])
+            if side.named_groups is None:
+                groups.append((number, text))
+            else:
+                groups.append(side.named_groups[text])
+    sizes = [len(side.scored) for side in sides]
+    classes = np.unique(labels, return_inverse=True)[1]
+    sets = Sets(np.repeat([0, 1], sizes), classes, number_groups(keys, groups))
     reason = _obstacle(sides, sets)
     if reason:
         return reason, []
@@ -63,9 +81,10 @@ def compare_datasets(
     with progress.track("Comparing the datasets", total=total) as advance:
         for model, (first, second) in by_model.items():
             pairs = zip(first.values, second.values, strict=True)
-            sites = []
-            for states, others in pairs:
-                sites.append(torch.cat([states[first.scored], others[second.scored]]))
+            sites = [
+                torch.cat([states[first.scored], others[second.scored]])
+                for states, others in pairs
+            ]
             differences = compared(sites, sets, parts)
             names = [str(site) for site in first.sites]
             report = DatasetComparison(
@@ -81,28 +100,6 @@ def compare_datasets(
             comparisons.append(Comparison(report, names, **differences))
             advance(1)
     return None, comparisons
-
-
-def _sets(sides: Sequence[Points]) -> Sets:
-    """Return the dataset, the class and the group of every point that counts."""
-    keys: list[str] = []
-    groups: list[Any] = []
-    labels: list[str] = []
-    for number, side in enumerate(sides):
-        assert side.classes is not None
-        names = side.classes.labels
-        for row in side.scored:
-            text = side.text_of[row]
-            # A text without its label: the same text in both datasets is a pair.
-            keys.append(side.belonging.texts[text].partition("\0")[0])
-            labels.append(names[row])
-            if side.named_groups is None:
-                groups.append((number, text))
-            else:
-                groups.append(side.named_groups[text])
-    sizes = [len(side.scored) for side in sides]
-    classes = np.unique(labels, return_inverse=True)[1]
-    return Sets(np.repeat([0, 1], sizes), classes, number_groups(keys, groups))
 
 
 def _obstacle(sides: Sequence[Points], sets: Sets) -> str | None:
@@ -153,15 +150,14 @@ def _reported(
     p = np.nan_to_num(numbers.p, nan=1.0)
     site = min(known, key=lambda row: (p[row], -abs(value[row])))
     differ = p <= LEVEL
-    interval = None
-    if np.isfinite(numbers.low[site]):
-        interval = [float(scale(numbers.low[site])), float(scale(numbers.high[site]))]
+    columns = (numbers.first, numbers.second, value, numbers.low, numbers.high)
+    scaled = [float(scale(column[site])) for column in columns]
     return DatasetDifference(
         site=names[site],
-        first=float(scale(numbers.first[site])),
-        second=float(scale(numbers.second[site])),
-        difference=float(scale(value[site])),
-        interval=interval,
+        first=scaled[0],
+        second=scaled[1],
+        difference=scaled[2],
+        interval=scaled[3:] if np.isfinite(scaled[3]) else None,
         p=float(numbers.p[site]) if np.isfinite(numbers.p[site]) else None,
         sites=len(known),
         smaller_at=_names_where(names, differ & (value < 0)),
@@ -206,9 +202,6 @@ def compared_variables(
         for side, more in SIDES.items():
             values = numbers[f"{name}{side}"]
             if np.isfinite(values).any():
-                variables[f"{name}{side}"] = (
-                    ("model", "site"),
-                    values,
-                    f"{long_name}{more}",
-                )
+                words = f"{long_name}{more}"
+                variables[f"{name}{side}"] = ("model", "site"), values, words
     return variables

@@ -56,6 +56,7 @@ from hiddenscope.results.dataset import (
     text_array,
     to_dataset,
 )
+from hiddenscope.results.report import known
 from hiddenscope.sites import SitePatterns
 from hiddenscope.states import Pair, Pooling, Readable, Source
 from hiddenscope.vectors import EachToken, rows_of
@@ -163,8 +164,7 @@ def draw_texts(
         not_compared, comparisons = compare_datasets(points, seed)
         seeds = [seed]
         if how.method != "pca":
-            others = 2 if most <= FEW else 1
-            seeds = list(range(seed, seed + 1 + others))
+            seeds = list(range(seed, seed + (3 if most <= FEW else 2)))
 
         def result(how: Pictures, drawn_seeds: list[int]) -> Result:
             panels = _panels(parts, how, drawn_seeds, umap)
@@ -188,41 +188,16 @@ def draw_texts(
 
 def _models(source: object) -> list[Model]:
     """Return the models of a source, none if it has states."""
-    if isinstance(source, Model):
-        return [source]
-    if isinstance(source, list | tuple) and source:
-        models = [model for model in source if isinstance(model, Model)]
-        if len(models) == len(source):
-            return models
     if isinstance(source, Readable | Pair):
         return []
+    sources = source if isinstance(source, list | tuple) else [source]
+    models = [model for model in sources if isinstance(model, Model)]
+    if models and len(models) == len(sources):
+        return models
     reason = f"{type(source).__name__} has no states"
     raise StatesError(
         "Cannot project this", reason, "Give a model, a list of models, or states."
     )
-
-
-def _permuted_labels(points: Points, seed: int) -> Permuted | None:
-    """Permute the classes of the points that count, the same way for every site.
-
-    Return None without two classes. Where nothing can be permuted, only the true
-    classes are returned.
-    """
-    if points.classes is None or len(points.classes.names) < 2:
-        return None
-    rows = points.scored
-    groups, texts = points.names(rows)
-    orders = permuted(
-        points.classes.codes[rows],
-        permutation_count(len(rows)),
-        seed,
-        groups,
-        units=texts,
-        states=points.values[:, rows],
-    )
-    if orders.smallest_p is None:
-        return orders._replace(labellings=orders.labellings[:1])
-    return orders
 
 
 def _scored_parts(points: Sequence[Points], seed: int) -> list[Part]:
@@ -231,10 +206,23 @@ def _scored_parts(points: Sequence[Points], seed: int) -> list[Part]:
     parts = []
     with progress.track("Scoring", total=total) as advance:
         for of_part in points:
-            order = _permuted_labels(of_part, seed)
             cells: list[tuple[Distances, Scores]] = []
-            rows = of_part.scored
-            groups, _ = of_part.names(rows)
+            rows, classes = of_part.scored, of_part.classes
+            groups, texts = of_part.names(rows)
+            order = None
+            # Labels are permuted the same way for every site.
+            if classes is not None and len(classes.names) > 1:
+                order = permuted(
+                    classes.codes[rows],
+                    permutation_count(len(rows)),
+                    seed,
+                    groups,
+                    units=texts,
+                    states=of_part.values[:, rows],
+                )
+                # Where nothing can be permuted, only the true classes are left.
+                if order.smallest_p is None:
+                    order = order._replace(labellings=order.labellings[:1])
             for values in of_part.values:
                 distances = Distances(values)
                 scores: Scores = {}
@@ -349,7 +337,7 @@ def _dataset(
     texts: list[str] = []
     for of_part in firsts.values():
         texts += of_part.texts or ()
-    coords: Coordinates = {
+    coords = {
         "model": models,
         "dataset": datasets,
         "site": site_names(sites),
@@ -362,9 +350,9 @@ def _dataset(
 
 def _point_coords(firsts: Sequence[Points], point: str) -> Coordinates:
     """Label the points of each dataset in turn."""
-    labels: list[str] = []
-    dataset_of: list[str] = []
-    strings: list[str] = []
+    labels = []
+    dataset_of = []
+    strings = []
     texts = []
     positions = []
     offset = 0
@@ -390,7 +378,7 @@ def _point_coords(firsts: Sequence[Points], point: str) -> Coordinates:
 def _part_report(part: Part, panels: Sequence[Panel]) -> ProjectPart:
     """Report one dataset in one model."""
     points = part.points
-    tested: dict[str, Any] = {}
+    tested = {}
     if part.order is not None:
         tested = points.belonging.facts
         tested["serial_inflation"] = part.order.serial
@@ -430,7 +418,7 @@ def _separation(part: Part) -> Separation | None:
     best = max(scored, key=lambda site: scored[site]["silhouette"].value)
     return Separation(
         best=BestSeparation(
-            **_scores_at(best, scored[best]), p_corrected=_known(p[best])
+            **_scores_at(best, scored[best]), p_corrected=known(p[best])
         ),
         first=SeparationScores(**_scores_at(sites[0], scored[sites[0]])),
         last=SeparationScores(**_scores_at(sites[-1], scored[sites[-1]])),
@@ -439,19 +427,14 @@ def _separation(part: Part) -> Separation | None:
 
 
 def _scores_at(site: str, scores: Scores) -> dict[str, Any]:
-    values: dict[str, Any] = {name: score.value for name, score in scores.items()}
-    p = SeparationP(**{name: _known(score.p) for name, score in scores.items()})
+    values = {name: score.value for name, score in scores.items()}
+    p = SeparationP(**{name: known(score.p) for name, score in scores.items()})
     return {"site": site, **values, "p": p}
-
-
-def _known(number: float) -> float | None:
-    """Return None for NaN, which JSON does not have."""
-    return number if number == number else None
 
 
 def _source(points: Sequence[Points]) -> dict[str, Any]:
     """Return the source of the states; of several models, each."""
-    by_model: dict[str, dict[str, Any]] = {}
+    by_model = {}
     for part in points:
         source = part.source
         as_json = source.to_json() if isinstance(source, Source) else dict(source)

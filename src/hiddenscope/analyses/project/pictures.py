@@ -265,13 +265,13 @@ def _doubtful_groups(site: str, points: Distances, picture: Picture) -> Doubt | 
     """Return the groups that stand out in a picture but not in the full space."""
     from sklearn.cluster import KMeans
 
-    rows: Ints = np.arange(len(picture))
+    rows = np.arange(len(picture))
     if len(rows) > SAMPLE:
         drawn = np.random.default_rng(0).choice(len(picture), SAMPLE, replace=False)
         rows = np.sort(drawn)
     sample = picture[rows]
     distinct = len(np.unique(sample, axis=0))
-    best: Ints | None = None
+    best = None
     shown = GROUPED
     for count in range(2, min(MAX_GROUPS + 1, distinct, len(rows) // 3 + 1)):
         with warnings.catch_warnings():

@@ -198,11 +198,22 @@ def points_of_states(
 
 def _points(rows: Vectors, names: tuple[str, str], dataset: Dataset) -> Points:
     """Label the vectors of a model and a dataset with these names."""
-    labels: Sequence[Any] = [""] * rows.values.shape[1]
+    count, tokens = rows.values.shape[1], rows.tokens
+    labels = [""] * count
     if dataset.labels is not None:
-        labels = _point_labels(rows, dataset.labels)
+        labels = dataset.labels
+        # One label for each text, or for each point.
+        if tokens is not None and len(labels) == tokens.count != count:
+            labels = [labels[text] for text in tokens.text]
+    if len(labels) != count:
+        unit = "texts" if tokens is None else "tokens"
+        raise StatesError(
+            "Labels do not fit the points",
+            f"there are {len(labels):,} labels for {count:,} {unit}",
+            "Give one label for each text, or for each token.",
+        )
     for site, values in zip(rows.sites, rows.values, strict=True):
-        if not bool(values.isfinite().all()):
+        if not values.isfinite().all():
             row = int((~values.isfinite()).any(1).nonzero()[0])
             raise StatesError(
                 f"No points at {site}",
@@ -224,23 +235,6 @@ def _points(rows: Vectors, names: tuple[str, str], dataset: Dataset) -> Points:
         belonging=belonging,
         named_groups=dataset.groups,
     )
-
-
-def _point_labels(rows: Vectors, labels: Sequence[Any]) -> Sequence[Any]:
-    """Return one label for each point, from one for each text or for each point."""
-    count = rows.values.shape[1]
-    unit = "texts"
-    if rows.tokens is not None:
-        unit = "tokens"
-        if len(labels) == rows.tokens.count != count:
-            return [labels[text] for text in rows.tokens.text]
-    if len(labels) != count:
-        raise StatesError(
-            "Labels do not fit the points",
-            f"there are {len(labels):,} labels for {count:,} {unit}",
-            "Give one label for each text, or for each token.",
-        )
-    return labels
 
 
 def count_label_predictions(

@@ -249,7 +249,7 @@ def story(report: ProjectReport, result: Result) -> Iterator[Section]:
         if part.separation:
             verdicts.add(_verdict(_of(name), part.separation))
     first: list[str] = []
-    later: list[str] = []
+    later = []
     for sentence in _findings(report, result):
         if along and verdicts and sentence not in verdicts:
             first.append(Aside(sentence))
@@ -260,7 +260,30 @@ def story(report: ProjectReport, result: Result) -> Iterator[Section]:
     if verdicts:
         title = "At which layers are the classes apart?"
     panels = _panels(report, result, rows)
-    yield Section(title, tuple(first), (panels,), _reading(report, result))
+    point = standing(report.token)
+    point = point.replace("each text", "one text").replace("every token", "one token")
+    colours = ""
+    scores = (
+        "beneath each panel stands how far its neighbours are those of the full space"
+    )
+    classes = _classes(result.data)
+    if classes:
+        class_names = [quote(name) for name in dict.fromkeys(classes) if name]
+        are_few = 0 < len(class_names) <= MOST_CLASSES
+        in_brackets = f" ({', '.join(class_names)})" if are_few else ""
+        colours = f", coloured by its class{in_brackets}"
+        scores = (
+            "the scores beneath each panel are those of the full space, with p-values"
+            " from shuffled labels"
+        )
+    yield Section(
+        title,
+        tuple(first),
+        (panels,),
+        f"Every panel is one layer, drawn by {METHODS[report.method]}. Every point is"
+        f" the hidden state of {point}{colours}. {_examples(result.data)}A picture in"
+        f" two dimensions can show groups that are not there, so {scores}.",
+    )
     if report.comparisons:
         yield _comparison(report.comparisons, result)
     if along:
@@ -419,8 +442,15 @@ def _panels(report: ProjectReport, result: Result, rows: Sequence[Row]) -> Panel
             panels.append((site, name, xy, caption, message, mark, share))
     sites, names, points, captions, messages, marks, depths = zip(*panels, strict=True)
     dims = [dim for dim in ("model", "dataset") if dim in data.dims]
+    dataset_names = list(
+        dict.fromkeys(part.dataset for part in report.parts if part.dataset)
+    )
+    texts = " and ".join(dataset_names) or "Texts"
+    if len(dataset_names) > MOST_DATASETS:
+        texts = f"{len(dataset_names)} datasets"
     return Panels(
-        _title(report, result),
+        f"{texts} in {model_name(result)}: {METHODS[report.method]} of"
+        f" {standing(report.token)}, layer by layer",
         sites,
         np.stack(points).astype(np.float32),
         labels=_classes(data),
@@ -480,18 +510,6 @@ def _texts(data: "xarray.Dataset") -> tuple[str, ...]:
     return tuple(points)
 
 
-def _title(report: ProjectReport, result: Result) -> str:
-    """Name the texts, the models and the method."""
-    names = list(dict.fromkeys(part.dataset for part in report.parts if part.dataset))
-    texts = " and ".join(names) or "Texts"
-    if len(names) > MOST_DATASETS:
-        texts = f"{len(names)} datasets"
-    return (
-        f"{texts} in {model_name(result)}: {METHODS[report.method]} of"
-        f" {standing(report.token)}, layer by layer"
-    )
-
-
 def _note(report: ProjectReport, result: Result) -> str:
     sentences = ["Trust is the trustworthiness of the picture."]
     if _classes(result.data):
@@ -541,7 +559,34 @@ def _of(name: str) -> str:
 def _findings(report: ProjectReport, result: Result) -> Iterator[str]:
     """Yield where the classes are apart, and which pictures not to trust."""
     for name, part in report.named_parts:
-        yield from _findings_of(part, _of(name))
+        of = _of(name)
+        if part.class_count == 1:
+            yield f"The points{of} are all of one class."
+        if part.labels_predicted:
+            yield (
+                f"For {part.labels_predicted} of {part.points} texts{of} the model"
+                " predicts the label as the next token."
+            )
+        if part.all_equal_at:
+            yield f"All states{of} are equal at {site_list(part.all_equal_at)}."
+        if part.separation:
+            yield _verdict(of, part.separation)
+            yield independence(part, of)
+            if part.copies:
+                yield (
+                    f"{part.copies:,} {plural(part.copies, 'text')}{of} came again with"
+                    " the same label; each counts once."
+                )
+            smallest = part.smallest_p
+            if smallest is not None and smallest > NOTED:
+                cannot = ", so nothing can be shown" if smallest > LEVEL else ""
+                yield (
+                    f"The labels{of} can be permuted in few ways: the smallest p-value"
+                    f" that is possible is {smallest:.2g}{cannot}."
+                )
+        if part.doubts:
+            sites = site_list([doubt.site for doubt in part.doubts])
+            yield f"Do not trust the pictures{of} at {sites}: {part.doubts[0]}."
     if report.not_compared:
         yield f"The two datasets were not compared: {report.not_compared}."
     if not _classes(result.data):
@@ -550,36 +595,6 @@ def _findings(report: ProjectReport, result: Result) -> Iterator[str]:
             f"The picture shows {points:,} points without labels, so nothing is said"
             " about classes."
         )
-
-
-def _findings_of(part: ProjectPart, of: str) -> Iterator[str]:
-    if part.class_count == 1:
-        yield f"The points{of} are all of one class."
-    if part.labels_predicted:
-        yield (
-            f"For {part.labels_predicted} of {part.points} texts{of} the model predicts"
-            " the label as the next token."
-        )
-    if part.all_equal_at:
-        yield f"All states{of} are equal at {site_list(part.all_equal_at)}."
-    if part.separation:
-        yield _verdict(of, part.separation)
-        yield independence(part, of)
-        if part.copies:
-            yield (
-                f"{part.copies:,} {plural(part.copies, 'text')}{of} came again with the"
-                " same label; each counts once."
-            )
-        smallest = part.smallest_p
-        if smallest is not None and smallest > NOTED:
-            cannot = ", so nothing can be shown" if smallest > LEVEL else ""
-            yield (
-                f"The labels{of} can be permuted in few ways: the smallest p-value that"
-                f" is possible is {smallest:.2g}{cannot}."
-            )
-    if part.doubts:
-        sites = site_list([doubt.site for doubt in part.doubts])
-        yield f"Do not trust the pictures{of} at {sites}: {part.doubts[0]}."
 
 
 def _verdict(of: str, separation: Separation) -> str:
@@ -608,33 +623,9 @@ def _verdict(of: str, separation: Separation) -> str:
     )
 
 
-def _reading(report: ProjectReport, result: Result) -> str:
-    point = standing(report.token)
-    point = point.replace("each text", "one text").replace("every token", "one token")
-    colours = ""
-    scores = (
-        "beneath each panel stands how far its neighbours are those of the full space"
-    )
-    classes = _classes(result.data)
-    if classes:
-        names = [quote(name) for name in dict.fromkeys(classes) if name]
-        are_few = 0 < len(names) <= MOST_CLASSES
-        in_brackets = f" ({', '.join(names)})" if are_few else ""
-        colours = f", coloured by its class{in_brackets}"
-        scores = (
-            "the scores beneath each panel are those of the full space, with p-values"
-            " from shuffled labels"
-        )
-    return (
-        f"Every panel is one layer, drawn by {METHODS[report.method]}. Every point is"
-        f" the hidden state of {point}{colours}. {_examples(result.data)}A picture in"
-        f" two dimensions can show groups that are not there, so {scores}."
-    )
-
-
 def _examples(data: "xarray.Dataset") -> str:
     """Quote a text of each dataset, so that a reader knows what the points are."""
-    texts: list[str] = data.attrs.get("texts", [])
+    texts = data.attrs.get("texts", [])
     if "text" not in data.dims or len(texts) != data.sizes["text"]:
         return ""
     datasets = [""] * len(texts)

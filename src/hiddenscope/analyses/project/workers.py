@@ -91,7 +91,7 @@ class UmapPool:
             self._processes.append(WorkerProcess([__file__], new_session=False))
         self._compiled = self._threads.submit(compile_umap)
         # The first message of a process says that it is ready; None, that it ended.
-        self._ready: list[Future[Frame | None]] = []
+        self._ready = []
         for process in self._processes:
             self._ready.append(self._threads.submit(process.receive))
         return self
@@ -118,13 +118,29 @@ class UmapPool:
         waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
         for number in range(len(jobs)):
             waiting.put(number)
-        pictures: dict[int, Floats32] = {}
+        pictures = {}
         reported = 0
+
+        def serve(process: WorkerProcess, ready: Future[Frame | None]) -> None:
+            """Hand job after job to a process; put the job of one that ended back."""
+            if ready.result() is None:
+                return
+            while (number := _take(waiting)) is not None:
+                frame = None
+                try:
+                    process.send({}, jobs[number].to_bytes())
+                    frame = process.receive()
+                # It ended before it had read the job.
+                except OSError:
+                    pass
+                if frame is None:
+                    waiting.put(number)
+                    return
+                pictures[number] = np.load(io.BytesIO(frame.body), allow_pickle=False)
+
         serving = []
         for process, ready in zip(self._processes, self._ready, strict=True):
-            serving.append(
-                self._threads.submit(_serve, process, ready, jobs, waiting, pictures)
-            )
+            serving.append(self._threads.submit(serve, process, ready))
         while len(pictures) < len(jobs):
             next_job = _take(waiting)
             if next_job is not None:
@@ -154,30 +170,6 @@ def _take(waiting: "queue.SimpleQueue[int]") -> int | None:
         return waiting.get_nowait()
     except queue.Empty:
         return None
-
-
-def _serve(
-    process: WorkerProcess,
-    ready: Future[Frame | None],
-    jobs: Sequence[Job],
-    waiting: "queue.SimpleQueue[int]",
-    pictures: dict[int, Floats32],
-) -> None:
-    """Hand job after job to a process; put the job of one that ended back."""
-    if ready.result() is None:
-        return
-    while (number := _take(waiting)) is not None:
-        frame = None
-        try:
-            process.send({}, jobs[number].to_bytes())
-            frame = process.receive()
-        # It ended before it had read the job.
-        except OSError:
-            pass
-        if frame is None:
-            waiting.put(number)
-            return
-        pictures[number] = np.load(io.BytesIO(frame.body), allow_pickle=False)
 
 
 def main() -> None:

@@ -128,7 +128,7 @@ def _queries(
     if isinstance(query, Inputs):
         names = list(query.texts or _numbered(len(query)))
         return _embed(collection, query, model, nearness), names
-    texts: list[str] = []
+    texts = []
     if isinstance(query, str):
         texts = [query]
     elif isinstance(query, list | tuple) and all(isinstance(q, str) for q in query):

@@ -1,7 +1,6 @@
 """Can a direction change what the model writes, and what does that cost?
 
-direction       along what the states are changed, and at which sites
-control_vector  directions in the files of llama.cpp
+steered         a direction in one model: which vector is added where
 sweep           what the model gives to some tokens, steered at one site after another
 continuations   what it writes after the prompts
 compute         the labelled arrays, and the report
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 TOWARD = Parameter(
     "toward",
     "texts",
-    "A text, @FILE, or with --data a label, to steer to.",
+    "A text, @FILE, or with --data a label, to steer to; or feature:PATH:17 alone.",
     required=True,
     positional=True,
     spelling=("--toward",),

@@ -14,11 +14,7 @@ from hiddenscope.analyses.steer.continuations import (
     check_new_tokens,
     continue_prompts,
 )
-from hiddenscope.analyses.steer.direction import (
-    Direction,
-    in_model,
-    without_first_tokens,
-)
+from hiddenscope.analyses.steer.steered import in_model, without_first_tokens
 from hiddenscope.analyses.steer.story import (
     Quality,
     Setting,
@@ -38,6 +34,7 @@ from hiddenscope.analyses.steer.sweep import (
     prompt_reads,
     quality_reads,
 )
+from hiddenscope.directions.direction import Direction
 from hiddenscope.errors import NotFinite, PassError, StatesError, TextError
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.passes import Inputs, Texts, load_with_head, record
@@ -144,7 +141,7 @@ def steer_prompts(
     )
     best = strongest_setting(data, 0)
     strongest = strongest_setting(data, 0, within=math.inf)
-    written: Written | None = None
+    written = None
     not_written: str | Absent | None = cannot_write or None
     if new_tokens:
         written = _write(sweep, prompt_inputs, new_tokens, data, best or strongest)
@@ -226,7 +223,7 @@ def _answer_ids(
     """Return the answers as single tokens: by default those that are the most likely
     after each prompt.
     """
-    ids: list[int] = []
+    ids = []
     if answers is None:
         reads = prompt_reads(model, prompts, ())
         for number, (position,) in enumerate(reads.positions):
@@ -290,8 +287,7 @@ def _log_odds(logs: Floats) -> Floats:
     """Return ln p/(1-p) of log-probabilities."""
     # Near p = 1, 1 - p is no smaller than float64 can tell.
     smallest = np.finfo(np.float64).eps
-    odds: Floats = logs - np.log(np.maximum(-np.expm1(logs), smallest))
-    return odds
+    return logs - np.log(np.maximum(-np.expm1(logs), smallest))
 
 
 def _perplexity(texts: LogProbs) -> float:
@@ -401,7 +397,7 @@ def _write(
     if shown is not None:
         site, strength = Site.parse(shown.site), shown.strength
     (before,) = continue_prompts(sweep.model, prompts, new_tokens)
-    steered: list[list[str]] = []
+    steered = []
     if sweep.steps:
         intervention = sweep.intervention(site)
         steered = continue_prompts(sweep.model, prompts, new_tokens, intervention)

@@ -51,7 +51,7 @@ def continue_prompts(
     ends = getattr(config, "eos_token_id", None)
     end_ids = {ends} if isinstance(ends, int) else set(ends or ())
     copies = len(intervention.strengths) if intervention else 1
-    texts: list[list[str]] = [[""] * len(prompts) for _ in range(copies)]
+    texts = [[""] * len(prompts) for _ in range(copies)]
     # One length at a time, so that nothing is padded.
     for length in sorted(set(prompts.lengths)):
         numbers = [

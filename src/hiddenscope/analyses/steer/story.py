@@ -33,7 +33,8 @@ POOLED = {"last": "at the last token", "mean": "averaged over the tokens"}
 class Origin:
     """Where a direction comes from."""
 
-    origin: Literal["texts", "probe", "vector"]
+    origin: Literal["texts", "probe", "vector", "feature", "neuron"]
+    feature: int | None = None
     toward: int = 0
     away: int = 0
     pool: str | int | None = None
@@ -204,9 +205,17 @@ def story(report: SteerReport, result: Result) -> Iterator[Section]:
         reading = (
             f"A cell is one setting: strengths run across, sites run up. {reading}"
         )
+    masked, quality = "", report.quality
+    if quality.masked_every:
+        masked = f", of which every {quality.masked_every}th token is masked"
+    cost = (
+        f"The perplexity on {counted(quality.texts, 'text')}{masked}, measured with"
+        " the same change, shows what it costs; unchanged it is"
+        f" {quality.perplexity:.1f}."
+    )
     yield Section(
         "What the model answers, steered",
-        (_best(report), _direction(report), _quality(report.quality), *_asides(report)),
+        (_best(report), _direction(report), cost, *_asides(report)),
         grids or tuple(lines),
         reading,
         tables=tables,
@@ -265,6 +274,8 @@ def _direction(report: SteerReport) -> str:
                 f" used at {', '.join(direction.used_elsewhere)} too, where nothing was"
                 " fitted"
             )
+    elif direction.feature is not None:
+        origin = f"what {direction.origin} {direction.feature} writes"
     if direction.spare_first:
         origin += ", without what lies along the mean state of the first tokens"
     where = "At one site at a time"
@@ -276,25 +287,14 @@ def _direction(report: SteerReport) -> str:
     return f"The direction is {origin}. {where} it is {change}."
 
 
-def _quality(quality: Quality) -> str:
-    masked = ""
-    if quality.masked_every:
-        masked = f", of which every {quality.masked_every}th token is masked"
-    return (
-        f"The perplexity on {counted(quality.texts, 'text')}{masked}, measured with"
-        " the same change, shows what it costs; unchanged it is"
-        f" {quality.perplexity:.1f}."
-    )
-
-
 def _extremes(report: SteerReport) -> Iterator[tuple[str, str, Setting]]:
     """Yield each answer with the settings at which it is lowest and highest."""
     for answer in report.answers:
         name = quoted_token(answer.answer)
-        if answer.lowest is not None:
-            yield name, "lowest", answer.lowest
-        if answer.highest is not None:
-            yield name, "highest", answer.highest
+        for extreme in ("lowest", "highest"):
+            setting = getattr(answer, extreme)
+            if setting is not None:
+                yield name, extreme, setting
 
 
 def _asides(report: SteerReport) -> Iterator[Aside]:
@@ -341,9 +341,10 @@ def _written(
     if "written" not in data:
         return
     here = data.sel(site=site, strength=strength)
-    columns = []
-    for name in ("prompt", "written_before", "written"):
-        columns.append([str(text).strip() for text in here[name].values])
+    columns = [
+        [str(text).strip() for text in here[name].values]
+        for name in ("prompt", "written_before", "written")
+    ]
     yield Listing(
         f"What the model writes, unchanged and steered at {site}"
         f" {report.change(strength)}",
@@ -372,18 +373,16 @@ def _grid(data: "xarray.Dataset", strengths: Sequence[str], model: str) -> Grid:
     of what it was.
     """
     moves = data["log_odds"].mean("text") - data["log_odds_before"].mean("text")
-    probabilities = data["probability"].mean("text").values.astype(np.float32)
-    changes = moves.values.astype(np.float32)
+    probabilities = data["probability"].mean("text").values
     names = quoted_tokens(labels(data, "answer"))
     measures = []
     for place, name in enumerate(names):
         title = f"change of the log-odds of {name}"
-        measures.append(Measure(title, changes[..., place], "nats", "diverging"))
+        measures.append(Measure(title, moves.values[..., place], "nats", "diverging"))
     for place, name in enumerate(names):
         measures.append(Measure(f"probability of {name}", probabilities[..., place]))
     ratio = (data["perplexity"] / data["perplexity_before"]).values
-    perplexity = ratio.astype(np.float32)
-    measures.append(Measure("perplexity, times what it was", perplexity, scale="log"))
+    measures.append(Measure("perplexity, times what it was", ratio, scale="log"))
     average = ", averaged over the prompts" if data.sizes["text"] > 1 else ""
     return Grid(
         f"Steering {model}",

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from hiddenscope import progress
-from hiddenscope.analyses.steer.direction import Steered, changed_sites, in_stack
+from hiddenscope.analyses.steer.steered import Steered
+from hiddenscope.directions.direction import changed_sites, in_stack
 from hiddenscope.errors import NotFinite, PassError, TextError
 from hiddenscope.model import Model
 from hiddenscope.passes import (
@@ -88,7 +89,7 @@ def quality_reads(model: Model, texts: Texts | Inputs) -> Reads:
     tokenizer: Any = model.tokenizer
     special = set(getattr(tokenizer, "all_special_ids", ()))
     all_ids: list[tuple[int, ...]] = []
-    decoder_ids: list[tuple[int, ...]] = []
+    decoder_ids = []
     positions: list[Sequence[int]] = []
     read: list[Sequence[tuple[int, ...]]] = []
     for number, ids in enumerate(inputs.ids):
@@ -228,7 +229,7 @@ class Sweep:
             (before,) = self._log_probs(reads, 1, unchanged, advance)
             after = []
             for site in sites:
-                steered: list[LogProbs] = []
+                steered = []
                 if self.steps:
                     steered = self._steered(reads, states, site, advance)
                 after.append(self.with_unchanged(steered, before))
@@ -245,7 +246,7 @@ class Sweep:
         could not be skipped.
         """
         intervention = self.intervention(site)
-        notes: list[str] = []
+        notes = []
         if site.part:
             notes = [f"The whole model was run for {site}, which is inside a block."]
 
@@ -300,9 +301,9 @@ class Sweep:
     def _read(self, run: Pass, reads: Reads, texts: Sequence[int]) -> LogProbs:
         """Return the log-probabilities of each text in a pass."""
         lengths = reads.inputs.of("decoder").lengths
-        rows: list[int] = []
+        rows = []
         tokens: list[tuple[int, ...]] = []
-        ends: list[int] = []
+        ends = []
         start = 0
         for text in texts:
             rows += [start + position for position in reads.positions[text]]

@@ -18,9 +18,8 @@ from hiddenscope.analyses.visibility.maps import (
     Axes,
     InfluenceMeasure,
     Measurement,
-    cut_texts,
+    cut_after,
     influence_on_targets,
-    needs_whole,
 )
 from hiddenscope.analyses.visibility.sampling import (
     DistanceWindow,
@@ -42,7 +41,6 @@ from hiddenscope.results import Result
 from hiddenscope.results.dataset import (
     Attributes,
     Coordinates,
-    Variables,
     site_names,
     to_dataset,
 )
@@ -94,8 +92,21 @@ def average_texts(
 
     `groups` are the numbers of the groups that the texts belong to.
     """
-    _check_alignable(inputs, sites, groups)
+    # Others have no distance, no depth or no interval.
+    require_groups(groups)
     stack = sites[0].stack
+    if len({site.stack for site in sites}) > 1 or inputs.targets is not None:
+        raise TextError(
+            "Cannot align these texts by distance",
+            "an encoder and a decoder have no distances between them",
+            "Give Sampling(align='position'), or other sites or another measure.",
+        )
+    if len(sites) < 2:
+        raise TextError(
+            "No influence to average",
+            f"{sites[0]} alone has no sites below it",
+            "Choose at least two sites, such as 'layer.*'.",
+        )
     causal = model.anatomy.stack_named(stack).causal
     window = DistanceWindow.of(min(inputs.lengths), causal)
     drawn = []
@@ -120,10 +131,9 @@ def average_texts(
         ):
             for number, targets in enumerate(drawn):
                 text = inputs.some([number])
-                if causal and not needs_whole(model, text.lengths[0]):
-                    # What follows its last target changes nothing.
+                if causal:
                     last = max(target.token for target in targets)
-                    text = cut_texts(text, stack, last + 1)
+                    text = cut_after(model, text, stack, last + 1)
                 (length,) = text.of(stack).lengths
                 axes = Axes(tuple(sites), {stack: length})
                 measurement = Measurement(model, axes, measure, generator)
@@ -161,9 +171,6 @@ def average_texts(
         texts=len(inputs),
         tokens=sum(inputs.lengths),
         sites=summarise(sites),
-        # No map is shown, so none was cut, and there are no stacks to describe.
-        cut=False,
-        stacks=[],
         aligned=averages,
     )
     data = _dataset(sites, window, estimates)
@@ -180,22 +187,6 @@ def require_groups(groups: Ints) -> None:
         )
 
 
-def _check_alignable(inputs: Inputs, sites: Sequence[Site], groups: Ints) -> None:
-    """Refuse what has no distance, no depth or no interval."""
-    require_groups(groups)
-    problem = "Cannot align these texts by distance"
-    remedy = "Give Sampling(align='position'), or other sites or another measure."
-    if len({site.stack for site in sites}) > 1 or inputs.targets is not None:
-        reason = "an encoder and a decoder have no distances between them"
-    elif len(sites) < 2:
-        problem = "No influence to average"
-        reason = f"{sites[0]} alone has no sites below it"
-        remedy = "Choose at least two sites, such as 'layer.*'."
-    else:
-        return
-    raise TextError(problem, reason, remedy)
-
-
 def _dataset(
     sites: Sequence[Site], window: DistanceWindow, estimates: Mapping[str, Estimate]
 ) -> "xarray.Dataset":
@@ -207,7 +198,7 @@ def _dataset(
         "distance": np.arange(window.farthest + 1),
         "depth": np.arange(1, len(sites)),
     }
-    variables: Variables = {}
+    variables = {}
     for name, (dim, long_name) in STATISTICS.items():
         attributes: Attributes = {"units": "share"}
         if name == "mean_distance":

@@ -47,7 +47,6 @@ from hiddenscope.results import Result
 from hiddenscope.results.dataset import (
     Attributes,
     Coordinates,
-    Variables,
     column_coords,
     site_names,
     stack_column,
@@ -149,7 +148,7 @@ def map_influence(
             "Give several texts, without align='position'; for one, hs.patch.",
         )
     stacks = _stacks(model, inputs, selected, measure)
-    predicted: list[tuple[int, ...]] = []
+    predicted = []
     if measure.name == "logit":
         *_, last_stack = stacks.values()
         predicted = _predicted(model, last_stack, inputs, target)
@@ -272,8 +271,8 @@ def _mean_map(
             f"it takes {size / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB are free",
             "Choose fewer sites, such as sites='layer.0,layer.-1', or a shorter text.",
         )
-    total: Floats = np.zeros(())
-    squares: Floats = np.zeros(())
+    total = np.zeros(())
+    squares = np.zeros(())
     generator = torch.Generator().manual_seed(measure.seed)
     measurement = Measurement(model, axes, measure, generator)
     with (
@@ -324,7 +323,7 @@ def _dataset(
     arrays: dict[str, tuple[Floats, str]] = {measure.name: (values, long_name)}
     if measure.estimated:
         arrays[f"{measure.name}_error"] = half_interval, "half the 95% interval"
-    variables: Variables = {}
+    variables = {}
     for name, (array, words) in arrays.items():
         masked = np.where(empty, np.nan, array).astype(np.float32)
         attributes: Attributes = {"long_name": words, "units": units, "scale": "log"}
@@ -339,7 +338,7 @@ def _dataset(
 
 def _token_coords(stacks: Mapping[str | None, Tokens], prefix: str) -> Coordinates:
     """Label each place by the token that all texts have there, or by its position."""
-    columns: list[tuple[int, int, str] | None] = []
+    columns = []
     counts = {}
     for name, tokens in stacks.items():
         length = int(tokens.lengths[0])
@@ -398,11 +397,9 @@ def _within_stack(
     reach = influence[-1].sum(-1).mean(0)
     decay_first = _decay(influence[-1, :, 0], causal)
     decay_below = np.full(len(decay_first), np.nan)
-    known = []
-    for of_site in below:
-        decay = _decay(of_site, causal)
-        if decay[0] > 0:
-            known.append(decay)
+    known = [
+        decay for decay in (_decay(part, causal) for part in below) if decay[0] > 0
+    ]
     if known:
         decay_below = np.mean(known, axis=0)
     least_to_most = first = ends = first_share = None
@@ -418,7 +415,17 @@ def _within_stack(
         if np.isfinite(own_first[-1]):
             first = OwnFirst(site=names[-1], source_site=names[0], share=own_first[-1])
     if causal and tokens >= FEWEST_TOKENS:
-        first_share = _first_token_share(below)
+        # The mean over the tokens from the third on, of the site below.
+        first_shares = []
+        for of_site in below:
+            later = of_site[2:]
+            total = later.sum(-1)
+            others = total - np.diagonal(later, 2)
+            # Where nothing but rounding comes from other tokens, a share means nothing.
+            rows = others > 1e-9 * total
+            of_first = later[rows, 0] / others[rows]
+            first_shares += of_first.tolist()
+        first_share = float(np.mean(first_shares)) if first_shares else 0.0
     if below:
         bottom, top = float(reach[0]), float(reach[-2])
         ends = Reach(
@@ -471,11 +478,10 @@ def _same_token_share(influence: Floats, causal: bool) -> float:
     # The first token of a causal text sees only itself.
     first = 1 if causal else 0
     total = influence.sum(-1)[first:]
-    diagonal = np.diagonal(influence)[first:]
     influenced = total > 0
     if not influenced.any():
         return np.nan
-    shares = diagonal[influenced] / total[influenced]
+    shares = np.diagonal(influence)[first:][influenced] / total[influenced]
     return float(shares.mean())
 
 
@@ -487,34 +493,14 @@ def _decay(influence: Floats, causal: bool) -> Floats:
     # Attention rests on the first token of a causal text whatever the distance.
     if causal and len(influence) >= FEWEST_TOKENS:
         influence = influence[1:, 1:]
-    before, after = [], []
-    for distance in range(len(influence)):
-        before.append(np.diagonal(influence, -distance).mean())
-        after.append(np.diagonal(influence, distance).mean())
-    means = np.array(before)
-    if not causal:
-        means = (means + after) / 2
+    # An encoder looks both ways.
+    both = influence if causal else (influence + influence.T) / 2
+    distances = range(len(both))
+    means = np.array([np.diagonal(both, -distance).mean() for distance in distances])
     if not means[0] > 0:
         return np.full(len(means), np.nan)
     relative: Floats = means / means[0]
     return relative
-
-
-def _first_token_share(below: Sequence[Floats]) -> float:
-    """Return the share of the first token in the influence of other tokens.
-
-    It is the mean over the tokens from the third on, of the site below.
-    """
-    shares: list[float] = []
-    for of_site in below:
-        influence = of_site[2:]
-        total = influence.sum(-1)
-        others = total - np.diagonal(influence, 2)
-        # Where nothing but rounding comes from other tokens, a share means nothing.
-        rows = others > 1e-9 * total
-        of_first = influence[rows, 0] / others[rows]
-        shares += of_first.tolist()
-    return float(np.mean(shares)) if shares else 0.0
 
 
 def _distances(decay: Floats) -> Distances | None:
@@ -546,8 +532,7 @@ def _across_stacks(values: Floats, axes: Axes) -> Cross | None:
     of_decoder = axes.columns("decoder")
     influence = values[last, of_decoder]
     cross = influence[:, encoder, axes.columns("encoder")].sum(-1)
-    within = influence[:, first, of_decoder].sum(-1)
-    share = cross / (cross + within)
+    share = cross / (cross + influence[:, first, of_decoder].sum(-1))
     return Cross(
         site=str(axes.sites[last]),
         source_site=str(axes.sites[encoder]),

@@ -60,7 +60,7 @@ class Tallies:
         # those of the upper half of the sites.
         self.deepest = max(1, (sites - 1) // 2)
         distances = window.farthest + 1
-        shapes: dict[str, tuple[int, ...]] = {
+        shapes = {
             "targets": (sites,),
             "below": (sites, distances),
             "first": (sites, distances),
@@ -106,8 +106,7 @@ class Tallies:
             return before
         # An encoder looks both ways.
         after = shares[token : token + farthest + 1]
-        both: Floats = (before + after) / 2
-        return both
+        return (before + after) / 2
 
 
 class Estimate(NamedTuple):
@@ -120,7 +119,7 @@ class Estimate(NamedTuple):
     @property
     def interval(self) -> Interval:
         """Return one number with its ends; None where there is none."""
-        numbers: dict[str, float | None] = {}
+        numbers = {}
         for name, number in self._asdict().items():
             numbers[name] = float(number) if np.isfinite(number) else None
         return Interval(**numbers)
@@ -146,7 +145,7 @@ def estimate(*tallies: Tallies) -> tuple[dict[str, Estimate], float]:
     `excess_...` is by how much an exponent is larger. Both see the same targets of the
     same texts, so that the difference is that of pairs.
     """
-    sums: NamedSums = {}
+    sums = {}
     mixing = {}
     for prefix, of_model in zip(("", "random_"), tallies, strict=False):
         # The sites that other tokens of the site below influence.
@@ -204,6 +203,13 @@ def statistics_of(sums: Mapping[str, Floats], mixing: Bools) -> NamedSums:
         by_distance = others * np.arange(1, distances)
         mean_distance = by_distance.sum(1) / others.sum(1)
         mean_distance[~mixing] = np.nan
+        # How much it rises from the first site to the last.
+        trend = np.nan
+        known = np.isfinite(mean_distance)
+        if known.sum() > 1:
+            depths = np.linspace(0, 1, sites)[known]
+            x = depths - depths.mean()
+            trend = (x * mean_distance[known]).sum() / (x**2).sum()
         statistics: dict[str, Any] = {
             "own_below": below[:, 0] / targets,
             "own_mean": decays["below"][0],
@@ -213,7 +219,7 @@ def statistics_of(sums: Mapping[str, Floats], mixing: Bools) -> NamedSums:
             "opening": sums["opening"][mixing].sum(0) / of_mixing,
             "reach": np.log(sums["reach"] / targets[-1]),
             "mean_distance": mean_distance,
-            "locality_trend": _trend(mean_distance),
+            "locality_trend": trend,
         }
         for decay, shares in decays.items():
             statistics[f"decay_{decay}"] = np.log(shares)
@@ -222,16 +228,6 @@ def statistics_of(sums: Mapping[str, Floats], mixing: Bools) -> NamedSums:
             for name, value in law._asdict().items():
                 statistics[f"{name}_{decay}"] = value
     return {name: np.asarray(value) for name, value in statistics.items()}
-
-
-def _trend(values: Floats) -> float:
-    """Return how much the values [site] rise from the first site to the last."""
-    known = np.isfinite(values)
-    if known.sum() < 2:
-        return np.nan
-    depths = np.linspace(0, 1, len(values))[known]
-    x = depths - depths.mean()
-    return float((x * values[known]).sum() / (x**2).sum())
 
 
 class Law(NamedTuple):
@@ -260,7 +256,7 @@ def fit_law(shares: Floats) -> Law:
     0.0
     """
     if len(shares) < FEWEST_SHARES or not (shares > 0).all():
-        return Law(np.nan, np.nan, np.nan, np.nan)
+        return Law(*np.full(4, np.nan))
     distances = np.arange(1.0, len(shares) + 1)
     logarithms = np.log(shares)
     if np.ptp(logarithms) < SAME_LOGARITHM:

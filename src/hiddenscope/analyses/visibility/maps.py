@@ -89,7 +89,7 @@ class InfluenceMeasure:
             return gradient.to(states.dtype)[:, None]
         tokens, width = states.shape
         if not self.estimated:
-            units: Tensor = torch.eye(width, dtype=states.dtype, device=states.device)
+            units = torch.eye(width, dtype=states.dtype, device=states.device)
             return units.expand(tokens, width, width)
         shape = tokens, self.probes, width
         probes = torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -229,7 +229,7 @@ class _Sums:
         most = max(1, 2 * measurement.row_budget // tokens)
         for batch in _batches(seeds, most):
             starts: dict[Site, list[Tensor]] = {}
-            targets: list[int] = []
+            targets = []
             for seed in batch:
                 states = run.values(seed.site)
                 start = states.new_zeros((len(seed.vectors), *states.shape))
@@ -310,8 +310,7 @@ def influence_on_states(
         sources = [site for site in axes.sites if not site > last]
         widths = [model.anatomy.width(axes.sites[row]) for row in rows]
         for tokens in _pieces(measurement, stack, sum(map(measure.count, widths))):
-            part = cut_texts(text, stack, tokens.stop)
-            run = tape(model, part, sources)
+            run = tape(model, cut_texts(text, stack, tokens.stop), sources)
             of_piece = seeds(run, rows, axes.columns(stack).start, tokens)
             sums.add_products(measurement, run, of_piece, tokens.stop)
             advance(len(rows) * len(tokens))
@@ -340,8 +339,7 @@ def influence_on_targets(
         order = sorted(range(len(targets)), key=sites.__getitem__)
         for number in reversed(order):
             token = targets[number].token
-            states = run.values(sites[number])
-            state = states[token : token + 1]
+            state = run.values(sites[number])[token : token + 1]
             (vectors,) = measure.vectors(state, measurement.generator)
             yield Seed(number, sites[number], token, vectors)
 
@@ -368,14 +366,9 @@ def influence_on_log_probability(
     sums = _Sums(axes, axes.lengths[stack], squares=False)
     for tokens in _pieces(measurement, stack, 1):
         part = cut_texts(text, stack, tokens.stop)
-        run = tape(measurement.model, part, axes.sites, logits=True)
-        assert run.logits is not None
-        wide = torch.promote_types(run.logits.dtype, torch.float32)
-        ids = torch.tensor(predicted[: tokens.stop], device=run.logits.device)
-        with autograd.restored(), torch.enable_grad():
-            log_probabilities = run.logits.to(wide).log_softmax(-1)
-            outputs = log_probabilities.gather(-1, ids[:, None])[:, 0]
+        run, outputs = _predict(measurement, part, predicted)
         units = torch.eye(len(outputs), dtype=outputs.dtype, device=outputs.device)
+        assert run.logits is not None
         most = max(1, measurement.row_budget * ROW_WIDTH // run.logits.shape[1])
         for start in range(0, len(tokens), most):
             targets = torch.tensor(tokens[start : start + most])
@@ -401,28 +394,41 @@ def influence_on_next_tokens(
     for tokens in _pieces(measurement, None, 1):
         wanted = targets.intersection(tokens)
         part = cut_texts(text, None, tokens.stop)
-        run = tape(measurement.model, part, axes.sites, logits=True)
-        assert run.logits is not None
-        wide = torch.promote_types(run.logits.dtype, torch.float32)
-        ids = torch.tensor(predicted[: tokens.stop], device=run.logits.device)
-        with autograd.restored(), torch.enable_grad():
-            log_probabilities = run.logits.to(wide).log_softmax(-1)
-            total = log_probabilities.gather(-1, ids[:, None]).sum()
+        run, outputs = _predict(measurement, part, predicted)
         end = run.states[top].end
-        (gradient,) = torch.autograd.grad(total, end)
+        (gradient,) = torch.autograd.grad(outputs, end, torch.ones_like(outputs))
         seeds = [Seed(token, top, token, gradient[:, token]) for token in wanted]
         if seeds:
             sums.add_products(measurement, run, seeds, tokens.stop)
     return sums.values(measure, axes.tokens)[0]
 
 
-def needs_whole(model: Model, length: int) -> bool:
+def _predict(
+    measurement: Measurement, text: Inputs, predicted: Sequence[int]
+) -> tuple[Tape, Tensor]:
+    """Run a text, and return the log-probability of one token at each place."""
+    run = tape(measurement.model, text, measurement.axes.sites, logits=True)
+    assert run.logits is not None
+    wide = torch.promote_types(run.logits.dtype, torch.float32)
+    ids = torch.tensor(predicted[: len(run.logits)], device=run.logits.device)
+    with autograd.restored(), torch.enable_grad():
+        log_probabilities = run.logits.to(wide).log_softmax(-1)
+        return run, log_probabilities.gather(-1, ids[:, None])[:, 0]
+
+
+def _needs_whole(model: Model, length: int) -> bool:
     """Tell whether the start of a text has other states if it is run without the rest.
 
     Beyond some length LongRoPE scales positions.
     """
     switch = model.batching.rope_switch
     return switch is not None and length > switch
+
+
+def cut_after(model: Model, text: Inputs, stack: str | None, length: int) -> Inputs:
+    """Cut off the end of a text, unless its start would then have other states."""
+    whole = _needs_whole(model, text.lengths[0])
+    return text if whole else cut_texts(text, stack, length)
 
 
 def cut_texts(inputs: Inputs, stack: str | None, length: int) -> Inputs:
@@ -447,7 +453,7 @@ def _pieces(
     count = 1
     model = measurement.model
     causal = model.anatomy.stack_named(stack).causal
-    if causal and not needs_whole(model, length):
+    if causal and not _needs_whole(model, length):
         passes = round(vectors * length**2 / measurement.row_budget)
         count = min(length, max(1, passes))
     ends = [round(length * part / count) for part in range(count + 1)]

@@ -5,10 +5,11 @@ state is replaced, by the mean state of its site or by that of another text. All
 [state, source site, distance]: the same tokens are drawn for every site.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import product, takewhile
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,9 +30,8 @@ from hiddenscope.analyses.visibility.maps import (
     Axes,
     InfluenceMeasure,
     Measurement,
-    cut_texts,
+    cut_after,
     influence_on_next_tokens,
-    needs_whole,
 )
 from hiddenscope.analyses.visibility.sampling import (
     DistanceWindow,
@@ -55,15 +55,11 @@ from hiddenscope.results import Result
 from hiddenscope.results.dataset import (
     Attributes,
     Coordinates,
-    Variables,
     site_names,
     to_dataset,
 )
 from hiddenscope.sites import Site, summarise
 from hiddenscope.states.arrays import Bools, Floats, Ints
-
-if TYPE_CHECKING:
-    import xarray
 
 # What is told of the effects, and of their sizes where they have a sign.
 STATISTICS = {
@@ -117,8 +113,6 @@ def average_outgoing(
         texts=len(inputs),
         tokens=sum(inputs.lengths),
         sites=summarise(sites),
-        cut=False,
-        stacks=[],
         outgoing=Outgoing(
             groups=group_count,
             batches=round(counted_batches, 1),
@@ -129,7 +123,32 @@ def average_outgoing(
             size=future_of(estimates, "size_", sites, reaching),
         ),
     )
-    data = _dataset(sites, measure, drawn.farthest, estimates)
+    coords: Coordinates = {
+        "source_site": site_names(sites),
+        "distance": np.arange(drawn.farthest + 1),
+    }
+    unit = "nats per L2" if measure.name == "logit" else "nats"
+    units = {"outgoing": unit, "future": "share", "together": ""}
+    variables = {}
+    for (prefix, ending), (kind, beginning), (statistic, words) in product(
+        RANDOM.items(), SIZES.items(), STATISTICS.items()
+    ):
+        name = f"{prefix}{kind}{statistic}"
+        if name not in estimates:
+            continue
+        attributes: Attributes = {
+            "long_name": f"{beginning}{words}{ending}",
+            "units": units[statistic],
+        }
+        clear = _clear(estimates, f"{prefix}{kind}")
+        for suffix, values in zip(("", "_low", "_high"), estimates[name], strict=True):
+            numbers = values.astype(np.float32)
+            dims = ("source_site", "distance")[: numbers.ndim]
+            # A share of what may be nothing has no meaning, unless it is 0 throughout.
+            if statistic == "future":
+                numbers[~clear & (estimates[name].value != 0)] = np.nan
+            variables[f"{name}{suffix}"] = dims, numbers, attributes
+    data = to_dataset(variables, coords, {})
     return Result("visibility", data, report, model.source())
 
 
@@ -248,8 +267,7 @@ def _gradients(
 ) -> Floats:
     """Return the norms of gradients of own and later log-probabilities."""
     (ids,) = text.ids
-    if not needs_whole(model, len(ids)):
-        text = cut_texts(text, None, max(tokens) + farthest + 1)
+    text = cut_after(model, text, None, max(tokens) + farthest + 1)
     (length,) = text.lengths
     # Nothing is read of a prediction that has no next token.
     predicted = (*ids[1:], ids[-1])[:length]
@@ -262,9 +280,9 @@ def _gradients(
         targets.update(range(token, token + farthest + 1))
     influence = influence_on_next_tokens(measurement, text, predicted, targets)
     rows = [axes.sites.index(site) for site in sites]
-    effects = []
-    for token in tokens:
-        effects.append(influence[token : token + farthest + 1, rows, token].T)
+    effects = [
+        influence[token : token + farthest + 1, rows, token].T for token in tokens
+    ]
     return np.stack(effects)
 
 
@@ -304,24 +322,20 @@ def replacement_effects(
     effects = []
     for token in tokens:
         at = range(token, token + farthest + 1)
-        part = run
-        if not needs_whole(model, len(ids)):
-            # What follows changes nothing.
-            part = replace(
-                run,
-                inputs=cut_texts(run.inputs, None, at.stop),
-                states={site: state[: at.stop] for site, state in run.states.items()},
-            )
+        inputs = cut_after(model, run.inputs, None, at.stop)
+        (length,) = inputs.lengths
+        states = {site: state[:length] for site, state in run.states.items()}
+        part = replace(run, inputs=inputs, states=states)
         read = partial(_log_probabilities, ids=ids[at.start + 1 : at.stop + 1])
-        variants = []
-        for site in sites:
-            variants.append([Patch(site, (token,), incoming[site][token : token + 1])])
+        variants = [
+            [Patch(site, (token,), incoming[site][token : token + 1])] for site in sites
+        ]
         swept = sweep(model, part, variants, at, read=read)
         before = read(run.logits[None, at.start : at.stop])
         effects.append((before - swept.values).cpu().numpy())
-    rises: Floats = np.stack(effects)
+    rises = np.stack(effects)
     # Where later tokens do not see the state, only rounding differs.
-    blind = [row for row, site in enumerate(sites) if not reaches_later(site, depth)]
+    blind = [not reaches_later(site, depth) for site in sites]
     rises[:, blind, 1:] = 0
     return rises
 
@@ -342,7 +356,7 @@ def estimate(
     `random_`. If they are signed, names that begin with `size_` are of their sizes.
     """
     count = int(batches.max()) + 1
-    sums: NamedSums = {
+    sums = {
         # The jackknife weighs batches by their targets.
         "targets": np.bincount(batches, minlength=count)[:, None].astype(float),
         # What a part of the batches leaves out is 0 in the sum of its rows.
@@ -359,9 +373,24 @@ def estimate(
 
     def statistics(part: NamedSums) -> NamedSums:
         states = part["present"][batches] > 0
-        numbers: NamedSums = {}
+        # Thirds of the sites that reach later predictions.
+        first, last = ends(reaching)
+        numbers = {}
         for name, array in arrays.items():
-            of_array = _statistics_of(part[name], int(states.sum()), reaching)
+            summed = part[name]
+            totals = summed.sum(1)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                # Of nothing, a share is 0 and not -0.
+                future = summed[:, 1:].sum(1) / totals + 0.0
+            of_array = {
+                "outgoing": summed / states.sum(),
+                "total": totals / states.sum(),
+                "future": future,
+                "mean": future[reaching].mean(),
+                "first": future[first].mean(),
+                "last": future[last].mean(),
+            }
+            of_array["fall"] = of_array["first"] - of_array["last"]
             of_array["together"] = _rank_correlation(array[states], reaching)
             of_array["together_mean"] = of_array["together"][reaching].mean()
             for statistic, value in of_array.items():
@@ -375,28 +404,6 @@ def estimate(
         return numbers
 
     return jackknife(sums, statistics)
-
-
-def _statistics_of(summed: Floats, states: int, reaching: Bools) -> NamedSums:
-    """Return the statistics of effects [source site, distance], summed over states.
-
-    The first and the last sites are thirds of those that reach later predictions.
-    """
-    totals = summed.sum(1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        # Of nothing, a share is 0 and not -0.
-        future = summed[:, 1:].sum(1) / totals + 0.0
-    first, last = ends(reaching)
-    statistics: NamedSums = {
-        "outgoing": summed / states,
-        "total": totals / states,
-        "future": future,
-        "mean": future[reaching].mean(),
-        "first": future[first].mean(),
-        "last": future[last].mean(),
-    }
-    statistics["fall"] = statistics["first"] - statistics["last"]
-    return statistics
 
 
 def ends(reaching: Bools) -> tuple[Ints, Ints]:
@@ -441,27 +448,25 @@ def future_of(
         return None
     shares, clear = estimates[f"{kind}future"], _clear(estimates, kind)
     below, above = clear & (shares.high < HALF), clear & (shares.low > HALF)
-    places: list[int] = np.flatnonzero(reaching).tolist()
+    places = np.flatnonzero(reaching).tolist()
     own_from = later_until = None
     # From either end on, as long as every site is on its side: one test in a fixed
     # order after the other, so that all that is claimed holds at the level of one.
-    for place in reversed(places):
-        if not below[place]:
-            break
+    for place in takewhile(below.__getitem__, reversed(places)):
         own_from = str(sites[place])
-    for place in places:
-        if not above[place]:
-            break
+    for place in takewhile(above.__getitem__, places):
         later_until = str(sites[place])
     first, last = ends(reaching)
     compared = clear[first].all() and clear[last].all() and len(places) > 1
     unclear = [sites[place] for place in places if not clear[place]]
 
+    unknown = Estimate(*np.full(3, np.nan))
+
     def of_ends(name: str, *, whose: str = "") -> Estimate:
         """Return an estimate of the ends; not a number where it has no meaning."""
         of_whom = _clear(estimates, f"{whose}{kind}")
         known = compared and of_whom[first].all() and of_whom[last].all()
-        return estimates[name] if known else Estimate(*np.full(3, np.nan))
+        return estimates[name] if known else unknown
 
     random = None
     if f"random_{kind}future" in estimates:
@@ -472,7 +477,7 @@ def future_of(
             first=of_ends(f"random_{kind}first", whose="random_").interval,
             last=of_ends(f"random_{kind}last", whose="random_").interval,
             fall=of_ends(f"random_{kind}fall", whose="random_").guess(),
-            excess=(excess if everywhere else Estimate(*np.full(3, np.nan))).guess(),
+            excess=(excess if everywhere else unknown).guess(),
             excess_fall=of_ends(f"{kind}excess_fall", whose="random_").guess(),
         )
     return Future(
@@ -487,42 +492,3 @@ def future_of(
         unclear=summarise(unclear) if unclear else None,
         random=random,
     )
-
-
-def _dataset(
-    sites: Sequence[Site],
-    measure: InfluenceMeasure,
-    farthest: int,
-    estimates: Mapping[str, Estimate],
-) -> "xarray.Dataset":
-    """Return the effects, the shares and the correlations with their intervals."""
-    coords: Coordinates = {
-        "source_site": site_names(sites),
-        "distance": np.arange(farthest + 1),
-    }
-    variables: Variables = {}
-    for name, long_name, units in _named(measure):
-        if name not in estimates:
-            continue
-        *prefix, statistic = name.rpartition("_")
-        clear = _clear(estimates, "".join(prefix))
-        for suffix, values in zip(("", "_low", "_high"), estimates[name], strict=True):
-            numbers = values.astype(np.float32)
-            dims = ("source_site", "distance")[: numbers.ndim]
-            # A share of what may be nothing has no meaning, unless it is 0 throughout.
-            if statistic == "future":
-                numbers[~clear & (estimates[name].value != 0)] = np.nan
-            attributes: Attributes = {"long_name": long_name, "units": units}
-            variables[f"{name}{suffix}"] = dims, numbers, attributes
-    return to_dataset(variables, coords, {})
-
-
-def _named(measure: InfluenceMeasure) -> Iterator[tuple[str, str, str]]:
-    """Yield the name, the meaning and the unit of each variable."""
-    unit = "nats per L2" if measure.name == "logit" else "nats"
-    units = {"outgoing": unit, "future": "share", "together": ""}
-    for prefix, ending in RANDOM.items():
-        for kind, beginning in SIZES.items():
-            for statistic, words in STATISTICS.items():
-                name = f"{prefix}{kind}{statistic}"
-                yield name, f"{beginning}{words}{ending}", units[statistic]

@@ -1,6 +1,7 @@
 """The story of visibility: which states influence which, and from how far."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import field
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -322,8 +323,8 @@ class VisibilityReport(Report):
     texts: int
     tokens: int
     sites: str
-    cut: bool
-    stacks: list[OnPredictions | OnStates]
+    cut: bool = False
+    stacks: list[OnPredictions | OnStates] = field(default_factory=list)
     cross: Cross | None = None
     aligned: Averages | None = None
     outgoing: Outgoing | None = None
@@ -495,9 +496,53 @@ def _findings(report: VisibilityReport) -> Iterator[str]:
     """
     for stack in report.stacks:
         if isinstance(stack, OnPredictions):
-            yield from _on_predictions(stack)
+            largest = stack.most_seen
+            yield (
+                f"{quoted_token(largest.source_token)} at {largest.source_site} has the"
+                " largest influence on the last prediction."
+            )
+            shares = [f"{part.share:.0%} at {part.source_site}" for part in stack.own]
+            if shares:
+                yield (
+                    f"The token that predicts has {' and '.join(shares)} of the"
+                    " influence on its prediction."
+                )
+            yield from _distance(
+                "the first site have on a prediction", stack.distance_first
+            )
         else:
-            yield from _on_states(stack)
+            in_stack = f" in the {stack.stack}" if stack.stack else ""
+            below = stack.own_below
+            if below:
+                yield (
+                    f"On average {below.mean:.0%} of the influence of the site below on"
+                    f" a state{in_stack} comes from the same token (from"
+                    f" {below.least.share:.0%} at {below.least.site} to"
+                    f" {below.most.share:.0%} at {below.most.site})."
+                )
+            site, source_site = "the last", "the first site"
+            first = stack.own_first
+            if first:
+                site, source_site = first.site, first.source_site
+                yield (
+                    f"Of the influence of {source_site} on {site}, {first.share:.0%}"
+                    " comes from the same token; the rest comes from other tokens."
+                )
+            if stack.first_token_share is not None:
+                yield (
+                    f"Of the influence of other tokens of the site below{in_stack}, the"
+                    f" first token has {stack.first_token_share:.0%}."
+                )
+            yield from _distance("the site below have on a state", stack.distance_below)
+            yield from _distance(f"{source_site} have on {site}", stack.distance_first)
+            reach = stack.reach
+            if reach:
+                bottom, top = reach.first, reach.below
+                yield (
+                    f"Summed over all tokens, the influence of {bottom.source_site} on"
+                    f" {reach.site} is {number(bottom.influence)}; that of"
+                    f" {top.source_site} is {number(top.influence)}."
+                )
     cross = report.cross
     if cross:
         yield (
@@ -516,55 +561,6 @@ def _findings(report: VisibilityReport) -> Iterator[str]:
         )
     if report.stacks:
         yield UNTESTED
-
-
-def _on_states(stack: OnStates) -> Iterator[str]:
-    in_stack = f" in the {stack.stack}" if stack.stack else ""
-    below = stack.own_below
-    if below:
-        yield (
-            f"On average {below.mean:.0%} of the influence of the site below on a"
-            f" state{in_stack} comes from the same token (from {below.least.share:.0%}"
-            f" at {below.least.site} to {below.most.share:.0%} at {below.most.site})."
-        )
-    site, source_site = "the last", "the first site"
-    first = stack.own_first
-    if first:
-        site, source_site = first.site, first.source_site
-        yield (
-            f"Of the influence of {source_site} on {site}, {first.share:.0%} comes"
-            " from the same token; the rest comes from other tokens."
-        )
-    if stack.first_token_share is not None:
-        yield (
-            f"Of the influence of other tokens of the site below{in_stack}, the first"
-            f" token has {stack.first_token_share:.0%}."
-        )
-    yield from _distance("the site below have on a state", stack.distance_below)
-    yield from _distance(f"{source_site} have on {site}", stack.distance_first)
-    reach = stack.reach
-    if reach:
-        bottom, top = reach.first, reach.below
-        yield (
-            f"Summed over all tokens, the influence of {bottom.source_site} on"
-            f" {reach.site} is {number(bottom.influence)}; that of"
-            f" {top.source_site} is {number(top.influence)}."
-        )
-
-
-def _on_predictions(stack: OnPredictions) -> Iterator[str]:
-    largest = stack.most_seen
-    yield (
-        f"{quoted_token(largest.source_token)} at {largest.source_site} has the"
-        " largest influence on the last prediction."
-    )
-    shares = [f"{part.share:.0%} at {part.source_site}" for part in stack.own]
-    if shares:
-        yield (
-            f"The token that predicts has {' and '.join(shares)} of the influence on"
-            " its prediction."
-        )
-    yield from _distance("the first site have on a prediction", stack.distance_first)
 
 
 def _distance(source: str, distance: Distances | None) -> Iterator[str]:
@@ -684,11 +680,42 @@ def _average_findings(averages: Averages, texts: int) -> Iterator[str]:
             f" {_with_interval(trend, '+.2f')} tokens."
         )
     for law in averages.laws:
-        if law.exponent.value is not None:
-            yield _law(law)
+        if law.exponent.value is None:
+            continue
+        of_whom, along = FALLING[law.source]
+        exponent = _with_interval(law.exponent, ".2f")
+        if law.decays != "above":
+            yield (
+                f"The influence {of_whom} {FALLS[law.decays]} {along}: the exponent of"
+                f" a power law is {exponent}."
+            )
+            continue
+        better, winner, sign = BETTER[law.better]
+        fit = ""
+        if law.explained is not None:
+            fit = f" and explains {law.explained:.0%} of the variance of the logarithms"
+        yield (
+            f"The influence {of_whom} falls with {along}. Fitted as a power law, its"
+            f" exponent is {exponent}{fit}. {better}: the {winner} explains"
+            f" {_with_interval(law.advantage, '.1%', sign)} more of it."
+        )
     for random in averages.random or []:
         if random.exponent.value is not None:
-            yield _random_law(random)
+            of_whom, along = FALLING[random.source]
+            falls = "falls too"
+            if random.decays != "above":
+                falls = f"{FALLS[random.decays]} {along}"
+            beside = {
+                "above": "The model's is larger by",
+                "below": "The model's is smaller: the difference is",
+                "undecide"
+                "d": "The model's was not found to be larger: the difference is",
+            }
+            yield (
+                f"With random weights, the influence {of_whom} {falls}: the exponent is"
+                f" {_with_interval(random.exponent, '.2f')}. {beside[random.verdict]}"
+                f" {_with_interval(random.excess, '.2f')}."
+            )
     if averages.random is not None:
         yield "The random weights were drawn once."
     yield (
@@ -746,7 +773,53 @@ def _outgoing_findings(report: VisibilityReport, outgoing: Outgoing) -> Iterator
         (outgoing.change, outgoing.size), EFFECTS[report.measure], strict=True
     ):
         if future:
-            yield from _future(future, effect)
+            if future.later_until:
+                yield (
+                    f"Up to {future.later_until}, more than half of {effect} falls on"
+                    " later predictions."
+                )
+            if future.own_from:
+                yield (
+                    f"From {future.own_from} on, a state is mostly about its own next"
+                    f" token: less than half of {effect} falls on later predictions."
+                )
+            else:
+                yield (
+                    "From no site on was a state found to be mostly about its own next"
+                    f" token, by {effect}."
+                )
+            if future.unclear:
+                yield (
+                    f"At {future.unclear}, {effect} is not clearly above 0 in sum, so"
+                    " that it has no shares."
+                )
+            if future.first.value is not None:
+                compared = {
+                    "above": "The first sites do more for later tokens than the last",
+                    "below": "The last sites do more for later tokens than the first",
+                    "undecided": "The first and the last sites were not told apart",
+                }
+                yield (
+                    f"{compared[future.fall.verdict]}: later predictions have"
+                    f" {_with_interval(future.first, '.0%')} of {effect} at"
+                    f" {future.first_sites}, and {_with_interval(future.last, '.0%')}"
+                    f" at {future.last_sites}, a difference of"
+                    f" {_with_interval(future.fall, '+.2f')}."
+                )
+            together = future.together
+            if together.value is not None:
+                goes = {
+                    "above": "do more to later ones too",
+                    "below": "do less to later ones",
+                    "undecided": "were not found to do more or less to later ones",
+                }
+                yield (
+                    "States of one site that do more to their own prediction"
+                    f" {goes[together.verdict]}: by {effect}, the rank correlation is"
+                    f" {_with_interval(together, '.2f')} on average over sites."
+                )
+            if future.random:
+                yield _random_future(future.random, effect)
     if any(future and future.random for future in (outgoing.change, outgoing.size)):
         yield "The random weights were drawn once."
     yield (
@@ -760,57 +833,6 @@ def _outgoing_findings(report: VisibilityReport, outgoing: Outgoing) -> Iterator
     )
     if outgoing.batches < FEWEST_GROUPS:
         yield ROUGH
-
-
-def _future(future: Future, effect: str) -> Iterator[str]:
-    """Say where a state is mostly about its own next token, and how layers differ."""
-    if future.later_until:
-        yield (
-            f"Up to {future.later_until}, more than half of {effect} falls on later"
-            " predictions."
-        )
-    if future.own_from:
-        yield (
-            f"From {future.own_from} on, a state is mostly about its own next token:"
-            f" less than half of {effect} falls on later predictions."
-        )
-    else:
-        yield (
-            "From no site on was a state found to be mostly about its own next token,"
-            f" by {effect}."
-        )
-    if future.unclear:
-        yield (
-            f"At {future.unclear}, {effect} is not clearly above 0 in sum, so that it"
-            " has no shares."
-        )
-    if future.first.value is not None:
-        compared = {
-            "above": "The first sites do more for later tokens than the last",
-            "below": "The last sites do more for later tokens than the first",
-            "undecided": "The first and the last sites were not told apart",
-        }
-        yield (
-            f"{compared[future.fall.verdict]}: later predictions have"
-            f" {_with_interval(future.first, '.0%')} of {effect} at"
-            f" {future.first_sites}, and {_with_interval(future.last, '.0%')} at"
-            f" {future.last_sites}, a difference of"
-            f" {_with_interval(future.fall, '+.2f')}."
-        )
-    together = future.together
-    if together.value is not None:
-        goes = {
-            "above": "do more to later ones too",
-            "below": "do less to later ones",
-            "undecided": "were not found to do more or less to later ones",
-        }
-        yield (
-            "States of one site that do more to their own prediction"
-            f" {goes[together.verdict]}: by {effect}, the rank correlation is"
-            f" {_with_interval(together, '.2f')} on average over sites."
-        )
-    if future.random:
-        yield _random_future(future.random, effect)
 
 
 def _random_future(random: RandomFuture, effect: str) -> str:
@@ -837,44 +859,6 @@ def _random_future(random: RandomFuture, effect: str) -> str:
         f"{words} {beside[random.excess_fall.verdict]}: less that with random weights,"
         f" it is {_with_interval(random.excess_fall, '+.2f')}, and the mean share over"
         f" all sites is {_with_interval(random.excess, '+.2f')}."
-    )
-
-
-def _law(law: LawFit) -> str:
-    """Say how the influence falls, and which law fits better."""
-    whose, along = FALLING[law.source]
-    exponent = _with_interval(law.exponent, ".2f")
-    if law.decays != "above":
-        return (
-            f"The influence {whose} {FALLS[law.decays]} {along}: the exponent of a"
-            f" power law is {exponent}."
-        )
-    better, winner, sign = BETTER[law.better]
-    fit = ""
-    if law.explained is not None:
-        fit = f" and explains {law.explained:.0%} of the variance of the logarithms"
-    return (
-        f"The influence {whose} falls with {along}. Fitted as a power law, its exponent"
-        f" is {exponent}{fit}. {better}: the {winner} explains"
-        f" {_with_interval(law.advantage, '.1%', sign)} more of it."
-    )
-
-
-def _random_law(random: RandomFit) -> str:
-    """Say whether an influence falls with random weights too, and by how much less."""
-    whose, along = FALLING[random.source]
-    falls = "falls too"
-    if random.decays != "above":
-        falls = f"{FALLS[random.decays]} {along}"
-    beside = {
-        "above": "The model's is larger by",
-        "below": "The model's is smaller: the difference is",
-        "undecided": "The model's was not found to be larger: the difference is",
-    }
-    return (
-        f"With random weights, the influence {whose} {falls}: the exponent is"
-        f" {_with_interval(random.exponent, '.2f')}. {beside[random.verdict]}"
-        f" {_with_interval(random.excess, '.2f')}."
     )
 
 

@@ -12,7 +12,8 @@
  * @typedef {{site: string, token: number, string: string, id: number, names: Record<string,
  *   string>, norm: number, nearest: {site: string, token: number, string?: string, cosine:
  *   number}[], lens: Prediction[] | string, model?: string, before: Prediction[] | string, after?:
- *   Prediction[], change?: string, used?: Used}} StateAnswer
+ *   Prediction[], change?: string, used?: Used, features?: string | {feature: number, activation:
+ *   number, words: string[]}[]}} StateAnswer
  * @typedef {{token?: number, string?: string, toward?: string, away?: string, strength?: number}}
  *   Used what a state was changed with
  * @typedef {{text: number, token: number | null, string: string, score: number}} NearestAnswer
@@ -26,6 +27,7 @@
  *   headless: boolean}} ModelAnswer
  * @typedef {{name: string, label: string, texts: number, labels: Record<string, number>, groups:
  *   number | null, sample: string[], columns: ColumnChoice | null}} DatasetAnswer
+ * @typedef {{name: string, label: string}} DictionaryAnswer
  * @typedef {{text: string | null, label: string | null, group: string | null}} ColumnChoice
  * @typedef {{file: string, columns: string[], rows: string[][], likely: ColumnChoice, certain:
  *   boolean, parameters: Question[]}} TableAnswer

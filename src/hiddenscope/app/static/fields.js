@@ -36,10 +36,22 @@ export function textField(label, value, act, size = "") {
  * @param {(value: string) => void} act
  */
 export function dtypeField(label, value, act) {
+  const offered = DTYPES.map((name) => ({ name, label: name }));
+  return selectField(label, offered, value, act);
+}
+
+/**
+ * One of a list.
+ * @param {string} label
+ * @param {{name: string, label: string}[]} offered
+ * @param {string} value
+ * @param {(value: string) => void} act
+ */
+export function selectField(label, offered, value, act) {
   const select = element(
     "select",
     {},
-    DTYPES.map((name) => element("option", { value: name }, [name])),
+    offered.map((item) => element("option", { value: item.name }, [item.label])),
   );
   select.value = value;
   select.addEventListener("change", () => act(select.value));

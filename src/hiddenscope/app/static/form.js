@@ -6,8 +6,8 @@ import { DTYPES, dtypeField, modelField } from "./fields.js";
 /**
  * @typedef {import("./api.js").Question} Question
  * @typedef {{models: import("./api.js").ModelAnswer[], datasets:
- *   import("./api.js").DatasetAnswer[], unlabelled?: boolean}} Lists where `unlabelled` says that a
- *   dataset may be left out
+ *   import("./api.js").DatasetAnswer[], dictionaries?: import("./api.js").DictionaryAnswer[],
+ *   unlabelled?: boolean}} Lists where `unlabelled` says that a dataset may be left out
  * @typedef {{root: HTMLElement, get: () => unknown, set: (value: any) => void}} Field
  */
 
@@ -88,7 +88,14 @@ function fieldOf(question, lists) {
 }
 
 /** @type {Record<string, (question: Question, lists: Lists) => Field>} */
-const FIELDS = { model: modelOf, flag, pooling, choice: selection, data: selection };
+const FIELDS = {
+  model: modelOf,
+  flag,
+  pooling,
+  choice: selection,
+  data: selection,
+  dictionary: selection,
+};
 
 /**
  * A field in which something is typed: lines where there may be many, and else a line.
@@ -168,10 +175,12 @@ function modelOf({ label }, lists) {
  * @returns {Field}
  */
 function selection(question, lists) {
-  const options =
-    question.kind === "data"
-      ? lists.datasets.map((dataset) => [dataset.name, dataset.label])
-      : question.choices.map((word) => [word, word]);
+  const listed = { data: lists.datasets, dictionary: lists.dictionaries ?? [] };
+  const named = listed[/** @type {keyof typeof listed} */ (question.kind)] ?? [];
+  const options = [
+    ...named.map(({ name, label }) => [name, label]),
+    ...question.choices.map((word) => [word, word]),
+  ];
   const optional = question.kind === "choice" || lists.unlabelled;
   const none =
     question.default === null && !question.required && optional

@@ -9,7 +9,7 @@ import { Refused } from "./api.js";
 import { Beside } from "./beside.js";
 import { ChoosingGrid } from "./choosing.js";
 import { Columns } from "./columns.js";
-import { dtypeField, modelField, textField } from "./fields.js";
+import { dtypeField, modelField, selectField, textField } from "./fields.js";
 import { remember } from "./history.js";
 import { StatePanel } from "./panel.js";
 import { held, heldCell, hold } from "./place.js";
@@ -32,6 +32,7 @@ export const OVERLAYS = {
   attention: "Attention",
   patch: "Patch",
   drift: "Drift",
+  features: "Features",
 };
 export const EXPLAINED = /** @type {Record<string, string>} */ ({
   norm: "The L2 norm of every state.",
@@ -47,6 +48,9 @@ export const EXPLAINED = /** @type {Record<string, string>} */ ({
     "Activation patching: how much of the answer comes back when one state of text A is put " +
     "into text B.",
   drift: "Where a second model, or the same in another dtype, diverges.",
+  features:
+    "The strongest features of a dictionary on every token but the first, and how much of the " +
+    "state they leave unexplained. Dictionaries are found below the folder of --root.",
 });
 
 const PREDICTING = ["lens", "patch"]; // overlays that read what the model predicts
@@ -59,12 +63,14 @@ export class GridTab {
    * @param {import("./asking.js").Asker} asker
    * @param {import("./api.js").ModelAnswer[]} models
    * @param {string[]} words of the analyses that the server offers
+   * @param {import("./api.js").DictionaryAnswer[]} dictionaries
    */
-  constructor(root, asker, models, words) {
+  constructor(root, asker, models, words, dictionaries) {
     this.root = root;
     this.asker = asker;
     this.models = models;
     this.words = words;
+    this.dictionaries = dictionaries;
     /** @type {number | undefined} the token whose attention is shown */
     this.reader = undefined;
     this.resting = 0;
@@ -102,7 +108,9 @@ export class GridTab {
       if (this.usesB() || heldChange()?.kind === "replace") later();
     });
     const offered = Object.entries(OVERLAYS).filter(
-      ([overlay]) => overlay !== "attention" || this.words.includes(overlay),
+      ([overlay]) =>
+        (overlay !== "attention" || this.words.includes(overlay)) &&
+        (overlay !== "features" || this.dictionaries.length),
     );
     this.overlays = choice("Overlay", Object.fromEntries(offered), (overlay) => {
       this.instead = "";
@@ -199,6 +207,13 @@ export class GridTab {
     void this.paint();
   }
 
+  /** The dictionary that was chosen, or the first one where its features are painted. */
+  dictionary() {
+    const { dictionaries } = this;
+    const first = held("overlay") === "features" ? dictionaries[0] : undefined;
+    return (dictionaries.find(({ name }) => name === held("dictionary")) ?? first)?.name;
+  }
+
   usesB() {
     return ["difference", "patch"].includes(held("overlay"));
   }
@@ -228,9 +243,12 @@ export class GridTab {
         modelField("Against", this.models, held("second"), again("second")),
         dtypeField("in dtype", held("seconddtype"), again("seconddtype")),
       ],
+      features: () => [
+        selectField("Dictionary", this.dictionaries, this.dictionary() ?? "", again("dictionary")),
+      ],
     };
     this.extra?.replaceChildren(
-      ...(fields[/** @type {"patch" | "drift"} */ (overlay)]?.() ?? []).map(({ root }) => root),
+      ...(fields[/** @type {keyof typeof fields} */ (overlay)]?.() ?? []).map(({ root }) => root),
     );
   }
 
@@ -291,6 +309,7 @@ export class GridTab {
       attention: ["reads", this.reader === undefined ? { text } : { text, token: this.reader }],
       patch: ["patch", { contrasts }],
       drift: ["drift", { candidate: second, texts: [text] }],
+      features: ["features", { texts: text, dictionary: this.dictionary() }],
     });
     const [analysis, parameters] = questions[held("overlay")] ?? questions.norm;
     return { analysis, model, arguments: parameters };
@@ -302,7 +321,10 @@ export class GridTab {
     if (PREDICTING.includes(held("overlay")) && this.isHeadless()) {
       return this.replace(NO_HEAD);
     }
-    const needs = missing(this.usesB());
+    const needs =
+      held("overlay") === "features" && !this.dictionary()
+        ? "There is no dictionary below the folder of --root."
+        : missing(this.usesB());
     if (needs) return this.nothing(paragraph(needs, true));
     this.stage?.classList.add("stale");
     const reader = this.state?.token ?? heldCell()?.column;
@@ -519,14 +541,16 @@ export class GridTab {
    */
   async read(cell, change) {
     const turn = ++this.stateTurn;
-    if (cell.model === held("model")) this.state = { site: cell.site, token: cell.token };
+    const isFirst = cell.model === held("model");
+    if (isFirst) this.state = { site: cell.site, token: cell.token };
+    const dictionary = isFirst ? this.dictionary() : undefined;
     this.panel?.wait(cell);
     this.panel?.fill(change);
     try {
       const result = await this.asker.ask("state", {
         analysis: "state",
         model: { name: cell.model },
-        arguments: stateArguments(cell, change),
+        arguments: { ...stateArguments(cell, change), dictionary },
       });
       if (turn !== this.stateTurn || !this.grid) return undefined;
       if (!result) return this.panel?.wrong("Cancelled. Choose a cell to read it.");

@@ -32,12 +32,13 @@ const status = /** @type {HTMLElement} */ (document.getElementById("status"));
 
 async function start() {
   const asker = new Asker(status);
-  const [analyses, models, datasets] = await Promise.all([
+  const [analyses, models, datasets, dictionaries] = await Promise.all([
     /** @type {Promise<import("./api.js").AnalysisAnswer[]>} */ (read("/api/analyses")),
     /** @type {Promise<import("./api.js").ModelAnswer[]>} */ (read("/api/models")),
     /** @type {Promise<import("./api.js").DatasetAnswer[]>} */ (read("/api/datasets")),
+    /** @type {Promise<import("./api.js").DictionaryAnswer[]>} */ (read("/api/dictionaries")),
   ]);
-  const lists = { models, datasets };
+  const lists = { models, datasets, dictionaries };
   const drift = analyses.find((analysis) => analysis.word === "drift");
   /** @type {GridTab | null} */
   let grid = null;
@@ -61,6 +62,7 @@ async function start() {
         asker,
         models,
         analyses.map(({ word }) => word),
+        dictionaries,
       );
       tour(root);
     } else if (tab === "data") new DatasetTab(root, asker, analyses, lists);

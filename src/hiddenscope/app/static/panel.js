@@ -123,6 +123,7 @@ export class StatePanel {
       element("dl", {}, facts),
       heading("What this layer would predict here"),
       predictions(state.lens),
+      ...(state.features ? [heading("Strongest features here"), features(state.features)] : []),
       heading("Nearest states of this text"),
       this.near(state.nearest, cell),
       ...this.seen(cell, grid),
@@ -358,6 +359,19 @@ function predictions(answer) {
       return item;
     }),
   );
+}
+
+/** @param {NonNullable<import("./api.js").StateAnswer["features"]>} answer */
+function features(answer) {
+  if (typeof answer === "string") return element("p", {}, [shownText(answer, 400)]);
+  const items = answer.map(({ feature, activation, words }) =>
+    element("li", {}, [
+      element("span", {}, [String(feature)]),
+      element("bdi", {}, [words.map((word) => shownToken(word, 24)).join(" ")]),
+      element("span", {}, [formatNumber(activation)]),
+    ]),
+  );
+  return element("ul", { class: "words" }, items.length ? items : ["None acts here."]);
 }
 
 /**

@@ -12,6 +12,7 @@ export const EXAMPLE = {
   second: "smollm2",
   seconddtype: "bfloat16",
   beside: "",
+  dictionary: "",
   tab: "grid",
 };
 

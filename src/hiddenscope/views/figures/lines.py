@@ -167,7 +167,7 @@ def _draw_series(axes: "Axes", lines: Lines) -> "list[Artist]":
     x = np.array(lines.places)
     colours = [style.class_colour(place) for place in range(len(lines.series))]
     bars = [place for place, s in enumerate(lines.series) if s.style == "bar"]
-    handles: dict[int, Artist] = {}
+    handles = {}
     for place, series in enumerate(lines.series):
         if place not in bars and series.low is not None and series.high is not None:
             axes.fill_between(

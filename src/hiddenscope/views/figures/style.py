@@ -221,7 +221,7 @@ def _characters() -> frozenset[int]:
     """Return the characters that the fonts have, light and bold."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
-    weights: list[set[int]] = []
+    weights = []
     for weight in ("normal", "bold"):
         characters: set[int] = set()
         for name in font_families():
@@ -292,16 +292,16 @@ class Lettering:
             return f"◌{visible}"
         return visible
 
-    def fitted(self, text: str, room: float, size: float, *, bold: bool = False) -> str:
+    def fitted(self, text: str, room: float, size: float) -> str:
         """Return as much of a text as fits into this many points; an ellipsis shows
         where it is cut.
         """
-        if width_of(text, size, bold=bold) <= room:
+        if width_of(text, size) <= room:
             return text
         low, high = 0, len(text)
         while low < high:
             middle = (low + high + 1) // 2
-            if width_of(f"{text[:middle]}…", size, bold=bold) <= room:
+            if width_of(f"{text[:middle]}…", size) <= room:
                 low = middle
             else:
                 high = middle - 1

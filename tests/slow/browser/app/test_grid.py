@@ -9,6 +9,7 @@ from urllib.parse import unquote
 
 import pytest
 
+import hiddenscope as hs
 from tests.workbench.asking import SLOW
 from tests.workbench.models import save_adapter, save_word_model
 from tests.workbench.pages import Opener, Workbench, fragment
@@ -119,6 +120,40 @@ def test_choosing_a_token_paints_what_it_reads(grid: Grid) -> None:
     shown.state()
     names = shown.page.get_by_label("Measure").locator("option").all_inner_texts()
     assert any("value-weighted" in name for name in names)
+
+
+@pytest.mark.parametrize("width", [390, 1280, 1920])
+def test_features_are_painted_and_those_of_a_state_are_listed(
+    grid: Grid, bench: Bench, dictionaries: dict[str, hs.Dictionary], width: int
+) -> None:
+    shown = grid(width=width)
+    shown.overlay("Features")
+    shown.heading("The strongest features of each token at layer.2")
+    shown.page.get_by_label("Dictionary").select_option(bench.dictionary("layer.2.mlp"))
+    shown.heading("at layer.2.mlp")
+    assert "dictionary=" in shown.fragment
+    shown.page.get_by_label("Dictionary").select_option(bench.dictionary("layer.2"))
+    shown.until(
+        "() => document.querySelector('.grid h2').textContent.endsWith('at layer.2')"
+    )
+    shown.idle()
+    shown.press("Home", "ArrowRight", "Enter")
+    shown.state()
+    assert "token 1 " in shown.page.locator(".grid .readout").inner_text()
+    assert 'states["layer.2"][1]' in shown.panel.inner_text()
+    shown.panel.get_by_role("heading", name="Strongest features here").wait_for()
+    features = shown.panel.locator("h3:text('Strongest features here') + ul li")
+    model = hs.load(bench.settings.root / "models" / "tiny")  # type: ignore[operator]
+    first = hs.features(model, A, dictionaries["layer.2"]).data.isel(site=0, token=1)
+    texts = [item.split()[0] for item in features.all_inner_texts()]
+    assert texts == first["strongest"].values.tolist()
+    # Under another overlay they are listed too.
+    shown.overlay("Norm")
+    shown.heading("The norm")
+    shown.panel.get_by_role("heading", name="Strongest features here").wait_for()
+    assert shown.page.evaluate(
+        "document.documentElement.scrollWidth <= window.innerWidth"
+    )
 
 
 def test_a_steered_result_stands_in_sight_and_the_address_holds_it(

@@ -58,7 +58,9 @@ def test_a_page_can_be_read_on_a_screen_and_on_a_telephone(
         )
         box = canvas.bounding_box()
         assert box
-        canvas.tap(position={"x": 0.7 * box["width"], "y": 0.4 * box["height"]})
+        # Below a single row there is more for labels than for the row.
+        share = 0.4 if box["height"] > 100 else 0.25
+        canvas.tap(position={"x": 0.7 * box["width"], "y": share * box["height"]})
         telephone.evaluate(PAINTED)
         assert view.locator(".readout").inner_text() != before, "a finger reads out"
     for scheme in ("light", "dark"):

@@ -20,7 +20,7 @@ def test_any_request_is_answered_as_documented(bench: Bench, tiny_name: str) -> 
     """
     known = Known(tiny_name, [bench.answer("lens", tiny_name, texts=TEXT, k=2)["id"]])
     made = try_requests(f"http://{bench.netloc}", TOKEN, known, examples=8)
-    assert len(made.counts) == 15 and min(made.counts.values()) > 0
+    assert len(made.counts) == 16 and min(made.counts.values()) > 0
     assert made.known.jobs and {"200", "202", "404", "422"} <= set(made.statuses)
     assert made.unexpected() == []
     for job in made.known.jobs:

@@ -50,6 +50,8 @@ RIGHT: dict[str, list[str]] = {
     "attention": [TEXT],
     "contributions": [TEXT, "--answer", " x"],
     "probe": [],
+    "examples": [TEXT, "--direction", "layer.2.mlp.neuron.3"],
+    "features": [TEXT, "--dictionary", "pca", "--site", "layer.2"],
     "patch": PATCH,
     "graft": ["smollm2", "cities-incomplete"],
     "steer": [TEXT, *STEER],
@@ -113,13 +115,16 @@ WRONG += [
     ["steer", TEXT, *STEER, "--strengths", "one"],
     ["steer", TEXT, *STEER, "--quality", "nosuch"],
     ["patch", *PATCH[:2], "--answer", " x"],
+    ["fit", "nowhere", "--to", "sae", "--features", "16"],
+    ["examples", TEXT],
     ["models", "--dtype", "float32"],
     *([name, *RIGHT[name], "--model", "{headless}"] for name in ("lens", "patch")),
 ]
 
 
 def test_every_command_has_wrong_arguments() -> None:
-    assert set(RIGHT) == set(COMMANDS) - {"serve", "store", "extract", "doctor"}
+    others = {"serve", "store", "extract", "fit", "doctor"}
+    assert set(RIGHT) == set(COMMANDS) - others
     assert {words[0] for words in WRONG} >= set(RIGHT)
 
 

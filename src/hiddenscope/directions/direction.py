@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,24 +11,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hiddenscope.analyses.steer.control_vector import (
+from hiddenscope.arguments import checked
+from hiddenscope.directions.control_vector import (
     read_control_vector,
     write_control_vector,
 )
-from hiddenscope.analyses.steer.story import Origin
-from hiddenscope.arguments import checked
 from hiddenscope.errors import FileError, NotFinite, SiteError, StatesError, TextError
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.passes import Inputs, Texts
 from hiddenscope.results import Facts
-from hiddenscope.results.report import read_report
-from hiddenscope.sites import Site, SitePatterns, select, summarise
+from hiddenscope.sites import Site, SitePatterns, select
 from hiddenscope.states import Pair, Pooling, States
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 EVERY_SITE = ""
+"""The key of a vector that serves every site."""
 # Layers among which a direction without a model looks for its sites.
 MOST_LISTED = 1000
 # Sites of a deep model, if none are given.
@@ -36,9 +35,6 @@ MOST_SITES = 10
 NO_DIFFERENCE = "Cannot take the direction between two sets of texts"
 # Units in the last place: two sets whose means are no farther apart are the same.
 ROUNDING = 8
-# The share of its norm that is left of a direction along the first token's state.
-PARALLEL = 1e-6
-USE = "Give hs.Direction.between(model, toward, away) or hs.Direction.of(vector)."
 
 
 @checked
@@ -46,15 +42,17 @@ USE = "Give hs.Direction.between(model, toward, away) or hs.Direction.of(vector)
 class Direction:
     """A direction in the states of a model.
 
-    It lies between two sets of texts, or is a vector, or the weights of a probe. Make
-    one with `Direction.between` or `Direction.of`. `sites` are steered one at a time;
-    with `upwards` every layer above each of them is changed too, with its own vector.
+    It lies between two sets of texts, or is a vector, the weights of a probe, or a
+    feature or neuron of a dictionary. Make one with `Direction.between` or
+    `Direction.of`, or take `dictionary[17]`. `sites` are steered one at a time; with
+    `upwards` every layer above each of them is changed too, with its own vector.
     `spare_first` takes the mean state of the first tokens out of the direction:
     attention rests on the first token, and a model that loses its state breaks.
 
     `vectors` are float64, by site, or one for every site under "". `fitted` are the
     sites of probes, by the same keys, and `facts` say where the vectors come from.
-    `hint` is the kind of model they are for, as its configuration calls it.
+    `hint` is the kind of model they are for, as its configuration calls it. `scales`
+    are the mean norms of the states that the vectors were made of, where known.
     """
 
     vectors: Mapping[str, Tensor]
@@ -64,10 +62,44 @@ class Direction:
     fitted: Mapping[str, str] = field(default_factory=dict)
     facts: Facts = field(default_factory=dict)
     hint: str = ""
+    scales: Mapping[str, float] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         facts = [f"{name} {value}" for name, value in self.facts.items()]
         return f"Direction({', '.join(facts)})"
+
+    @property
+    def title(self) -> str:
+        """Return what a sentence calls it.
+
+        >>> Direction.of([0.0, 1.0]).title
+        'the direction'
+        """
+        if "feature" in self.facts:
+            return f"{self.facts['origin']} {self.facts['feature']}"
+        return "the direction"
+
+    def vector_at(self, site: Site, width: int | None = None) -> Tensor:
+        """Return the vector for a site of this width; it may be that of every site.
+
+        >>> Direction.of({"layer.2": [0.0, 1.0]}).vector_at(Site(3), 2)
+        Traceback (most recent call last):
+        hiddenscope.errors.SiteError: The direction has no vector at layer.3: it has vectors for layer.2. Give one, or leave the site out.
+        """  # noqa: E501
+        vector = self.vectors.get(str(site), self.vectors.get(EVERY_SITE))
+        if vector is None:
+            raise SiteError(
+                f"The direction has no vector at {site}",
+                f"it has vectors for {', '.join(self.vectors)}",
+                "Give one, or leave the site out.",
+            )
+        if width is not None and len(vector) != width:
+            raise StatesError(
+                f"Cannot use a direction of {len(vector)} numbers",
+                f"the states at {site} have {width} numbers",
+                f"Give a vector of {width}.",
+            )
+        return vector
 
     @classmethod
     def between(
@@ -95,7 +127,7 @@ class Direction:
         """
         model = as_model(model)
         selected = (
-            _spread_layers(model) if sites is None else model.anatomy.select(sites)
+            spread_layers(model) if sites is None else model.anatomy.select(sites)
         )
         if pool is None:
             # The last token of a decoder has seen the whole text.
@@ -118,12 +150,12 @@ class Direction:
         # The states of one side are let go before those of the other are captured.
         toward_states = _pooled_states(model, toward_inputs, changed, pool)
         away_states = _pooled_states(model, away_inputs, changed, pool)
-        vectors = {}
+        vectors, scales = {}, {}
         for site in changed:
             ends, starts = toward_states[site], away_states[site]
             vector = ends.mean(0) - starts.mean(0)
-            mean_norm = torch.cat([ends, starts]).norm(dim=-1).mean()
-            rounding = ROUNDING * torch.finfo(model.dtype).eps * float(mean_norm)
+            mean_norm = float(torch.cat([ends, starts]).norm(dim=-1).mean())
+            rounding = ROUNDING * torch.finfo(model.dtype).eps * mean_norm
             if float(vector.norm()) <= rounding:
                 reason = (
                     f"with pool={pool!r} the states at {site} are the same in both,"
@@ -132,6 +164,7 @@ class Direction:
                 remedy = "Take a higher layer, or other texts."
                 raise StatesError(NO_DIFFERENCE, reason, remedy)
             vectors[str(site)] = vector
+            scales[str(site)] = mean_norm
         facts = {
             "origin": "texts",
             "toward": len(toward_inputs),
@@ -142,7 +175,7 @@ class Direction:
         config = getattr(model.module, "config", None)
         hint = str(getattr(config, "model_type", ""))
         site_names = tuple(map(str, selected))
-        return cls(vectors, site_names, upwards, spare_first, facts=facts, hint=hint)
+        return cls(vectors, site_names, upwards, spare_first, {}, facts, hint, scales)
 
     @classmethod
     def of(
@@ -157,10 +190,16 @@ class Direction:
 
         The direction of a probe is the shortest step that raises its decision value by
         1. It is used at the site that the probe was fitted at, if no others are given.
+        Another direction, with `sites`, is used there in place of its own.
 
         >>> Direction.of([0.0, 1.0, 0.0], sites="layer.2")
         Direction(origin vector)
         """
+        facts: Facts = {"origin": "vector"}
+        if isinstance(vector, Direction):
+            facts, vector = vector.facts, vector.vectors
+            if sites is not None and len(vector) == 1:
+                (vector,) = vector.values()
         by_site = dict(vector) if isinstance(vector, Mapping) else {EVERY_SITE: vector}
         if not by_site:
             raise SiteError(
@@ -168,9 +207,8 @@ class Direction:
                 "the dict of vectors is empty",
                 "Give {site: vector}.",
             )
-        vectors: dict[str, Tensor] = {}
+        vectors = {}
         fitted: dict[str, str] = {}
-        facts: Facts = {"origin": "vector"}
         for key, value in by_site.items():
             name = str(key)
             vectors[name] = _vector(value)
@@ -246,91 +284,6 @@ class Direction:
         return {site: vectors[site] for site in selected}
 
 
-@dataclass(frozen=True)
-class Steered:
-    """A direction in one model: a vector for each changed site.
-
-    `sites` are steered one at a time.
-    """
-
-    vectors: Mapping[Site, Tensor]
-    sites: tuple[Site, ...]
-    origin: Origin
-
-
-def in_model(direction: Direction, model: Model) -> Steered:
-    """Select the sites of a direction in a model, and check that its vectors fit."""
-    if not isinstance(direction, Direction):
-        raise StatesError(
-            "direction must be a Direction", f"got {type(direction).__name__}", USE
-        )
-    # The key of the vector at each site.
-    keys: dict[Site, str] = {}
-    if EVERY_SITE in direction.vectors:
-        keys = dict.fromkeys(model.anatomy.sites, EVERY_SITE)
-        default = _spread_layers(model)
-    else:
-        for name in direction.vectors:
-            keys |= dict.fromkeys(model.anatomy.select(name), name)
-        default = tuple(sorted(keys))
-    selected = default
-    if direction.sites is not None:
-        selected = model.anatomy.select(direction.sites)
-    for site in selected:
-        if site not in keys:
-            raise SiteError(
-                f"The direction has no vector at {site}",
-                f"it has vectors for {summarise(keys)}",
-                "Give one, or leave the site out.",
-            )
-    changed = changed_sites(tuple(keys), selected, upwards=direction.upwards)
-    vectors = {site: direction.vectors[keys[site]] for site in changed}
-    for site, vector in vectors.items():
-        width = model.anatomy.width(site)
-        if vector.shape != (width,):
-            raise StatesError(
-                f"Cannot add a direction of {len(vector)} numbers",
-                f"the states at {site} of {model.name} have {width} numbers",
-                f"Give a vector of {width}.",
-            )
-    facts = {"origin": "vector", **direction.facts}
-    if direction.fitted:
-        # Sites where a probe is used that was fitted at another.
-        elsewhere = []
-        for site in changed:
-            if direction.fitted.get(keys[site], str(site)) != str(site):
-                elsewhere.append(str(site))
-        facts["used_elsewhere"] = elsewhere
-    facts["spare_first"] = direction.spare_first
-    return Steered(vectors, selected, read_report(Origin, facts))
-
-
-def without_first_tokens(
-    model: Model, steered: Steered, texts: Sequence[tuple[int, ...]]
-) -> Steered:
-    """Project the mean state of the texts' first tokens out of the vectors."""
-    ids = tuple(texts)
-    if model.anatomy.stacks[0].causal:
-        # The first token sees no other, so nothing else need be run.
-        ids = tuple(text[:1] for text in texts)
-    states = model.capture(Inputs(ids), list(steered.vectors))
-    vectors = {}
-    for site, vector in steered.vectors.items():
-        stack = in_stack(states, site)
-        first_tokens = torch.from_numpy(stack.tokens.positions == 0)
-        first = stack[site].double().cpu()[first_tokens].mean(0)
-        rest = vector - (vector @ first) / (first @ first) * first
-        if float(rest.norm()) <= PARALLEL * float(vector.norm()):
-            raise StatesError(
-                "spare_first leaves nothing",
-                f"the direction at {site} lies along the mean state of the first"
-                " tokens",
-                "Leave `spare_first` out, or give another direction.",
-            )
-        vectors[site] = rest
-    return replace(steered, vectors=vectors)
-
-
 def in_stack(states: States | Pair, site: Site) -> States:
     """Return the states of the stack that a site belongs to."""
     if isinstance(states, Pair):
@@ -355,7 +308,7 @@ def changed_sites(
     return sorted(changed)
 
 
-def _spread_layers(model: Model) -> tuple[Site, ...]:
+def spread_layers(model: Model) -> tuple[Site, ...]:
     """Return layers spread over the depth of the last stack.
 
     The embeddings are left out: they know one token and no text.
@@ -406,13 +359,13 @@ def _vector(value: Any) -> Tensor:
         raise StatesError(
             "A direction must be one vector", reason, "Give one of the shape [width]."
         )
-    if not bool(vector.isfinite().all()):
+    if not vector.isfinite().all():
         raise NotFinite(
             "A direction must be finite",
             "it has a NaN or an infinity",
             "Give finite numbers.",
         )
-    if not bool(vector.any()):
+    if not vector.any():
         raise StatesError(
             "A direction must not be zero",
             "all its numbers are 0",

@@ -1,0 +1,414 @@
+"""Proof: is a dictionary what its file says?
+
+The states of the site that it names are encoded and decoded under what the file says,
+and under its neighbours: a layer lower or higher, another part of the layer, the bias
+subtracted or not, states scaled or not, another activation. Two numbers tell them
+apart. A dictionary was trained to leave little of the variance unexplained; and what it
+decodes then has the right size: regressed on it, states have a slope of 1, or more if a
+penalty shrinks the activations. The more features may act, the less is left, whatever
+the dictionary was trained for: a sound one that was taught to use few is no exception.
+So another input has to do better with as many features as what is stated, and of
+another activation the slope counts, which is less than 1 where too many act.
+
+What is stated must be as good as any neighbour; else the dictionary is refused, and the
+neighbour named. It must also explain more of these states than of the same ones with
+their numbers shuffled, as no dictionary of another model does.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import product
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from scipy import stats
+from torch import Tensor
+
+from hiddenscope import texts as shipped
+from hiddenscope.directions.direction import in_stack
+from hiddenscope.directions.encoding import largest
+from hiddenscope.errors import NotFinite, SiteError, StatesError
+from hiddenscope.measures.massive import MASSIVE
+from hiddenscope.model import Model
+from hiddenscope.passes import Texts
+from hiddenscope.sites import Site
+from hiddenscope.states import States
+from hiddenscope.states.arrays import Bools, Floats
+
+if TYPE_CHECKING:
+    from hiddenscope.directions.dictionary import Dictionary
+
+    Change: TypeAlias = Callable[[Dictionary], Dictionary]
+
+# A neighbour that leaves this share of what is stated is better, if texts agree. Chance
+# in the training moves other inputs by a few percent, and wrong ones by a quarter.
+LESS = {"site": 0.98, "activation": 0.98, "input": 0.9}
+# What is decoded is too large if the slope is clearly below this; a neighbour's may be
+# a little less, since a dictionary fits other texts than its own less well.
+TOO_LARGE = 0.98
+LEAST_SLOPE = 0.96
+# A dictionary of ReLU was trained with a penalty that makes what it decodes too small.
+RELU_SLOPE = 1.03
+LEVEL = 0.95
+# A dictionary must leave this share of what it leaves of shuffled states.
+OF_SHUFFLED = 0.9
+SHUFFLES = 4
+# Layers below and above and parts of the layer that are tried, and the fewest features
+# instead of all.
+NEAR = 3
+BOTH = ("reads", "writes")
+PARTS = ("", "mid", "mlp", "mlp.input", "attn", "attn.z")
+FEWEST = 4
+TINY = np.finfo(float).tiny
+STATE_NORM_WORDS = {
+    "": "without norming each state",
+    "length": "with each state brought to one length",
+    "layer": "with each state normed as by a layer norm",
+    "mean": "with the mean over the width taken out, as TransformerLens can do",
+}
+
+
+@dataclass(frozen=True)
+class Convention:
+    """One way to use a dictionary, and how it did.
+
+    `unexplained` is the share of the variance that it leaves, `slope` that of the
+    states on what is decoded, and `counts` the mean number of features of each member
+    that act at a token. `left` and `excess` are for each text what is left, and by how
+    much the slope is above the least.
+    """
+
+    name: str
+    unexplained: float
+    slope: float
+    counts: tuple[float, ...]
+    left: Floats = field(repr=False)
+    excess: Floats = field(repr=False)
+
+    @property
+    def active(self) -> float:
+        """Return the mean number of features at a token."""
+        return sum(self.counts)
+
+
+@dataclass(frozen=True)
+class Proof:
+    """How a dictionary did as stated, and under each neighbour.
+
+    `shuffled` is what it leaves of states whose numbers are shuffled, and
+    `first_tokens` what it leaves of all states with the first tokens.
+    """
+
+    stated: Convention
+    neighbours: tuple[Convention, ...]
+    shuffled: float
+    first_tokens: float
+
+    def __str__(self) -> str:
+        lines = [f"as stated: {_described(self.stated)}"]
+        lines += [f"{way.name}: {_described(way)}" for way in self.neighbours]
+        lines.append(f"shuffled states: {self.shuffled:.1%} unexplained")
+        lines.append(f"with first tokens: {self.first_tokens:.1%} unexplained")
+        return "\n".join(lines)
+
+
+class Neighbour(NamedTuple):
+    """What a file may have meant: another site, another input or activation."""
+
+    name: str
+    kind: Literal["site", "input", "activation"]
+    change: "Change"
+
+
+@dataclass(frozen=True)
+class Trials:
+    """States at some sites, on which conventions are tried, and the rows to try."""
+
+    states: Mapping[str, States]
+    rows: Bools
+
+    def run(
+        self,
+        name: str,
+        members: Sequence["Dictionary"],
+        *,
+        shuffle: int | None = None,
+        most: Sequence[float] = (),
+    ) -> Convention:
+        """Encode and decode the states, and add up what all members write.
+
+        With a seed to `shuffle` the numbers of each state change places first, about
+        the mean. At `most` as many features of each member act, the strongest.
+        """
+        rows = {}
+        for site in {members[0].writes, *(member.reads for member in members)}:
+            values = self.states[site][site]
+            rows[site] = values[torch.from_numpy(self.rows).to(values.device)].float()
+        if shuffle is not None:
+            generator = torch.Generator().manual_seed(shuffle)
+            for member in members:
+                order = torch.randperm(member.width, generator=generator)
+                mean = rows[member.reads].mean(0)
+                others = (rows[member.reads] - mean)[:, order.to(mean.device)]
+                rows[member.reads] = others + mean
+        outputs = rows[members[0].writes].double()
+        decoded = torch.zeros_like(outputs)
+        counts = [0.0] * len(members)
+        for number, member in enumerate(members):
+            parts = []
+            for block, activations in member.blocks(rows[member.reads]):
+                if most:
+                    sizes = activations * member.directions.norm(dim=1)
+                    strongest = largest(sizes, max(1, round(most[number])))
+                    activations = activations * strongest
+                parts.append(member.decode(activations, block))
+                counts[number] += int((activations > 0).sum()) / len(outputs)
+            decoded += torch.cat(parts)
+        texts = self.states[members[0].writes].tokens.text[self.rows]
+        # A text of which no state is tried has no say.
+        _, numbers = np.unique(texts, return_inverse=True)
+
+        def by_text(values: Tensor) -> Floats:
+            return np.bincount(numbers, values.sum(-1).cpu().numpy()).astype(float)
+
+        left = by_text((outputs - decoded).square())
+        outputs -= outputs.mean(0)
+        decoded -= decoded.mean(0)
+        spread = max(by_text(outputs.square()).sum(), TINY)
+        size, along = by_text(decoded.square()), by_text(outputs * decoded)
+        return Convention(
+            name,
+            float(left.sum() / spread),
+            float(along.sum() / max(size.sum(), TINY)),
+            tuple(counts),
+            left / spread,
+            along - TOO_LARGE * size,
+        )
+
+
+def prove(
+    members: Sequence["Dictionary"], model: Model, texts: Texts | None = None
+) -> Proof:
+    """Try a dictionary on states of its site, and refuse it if a neighbour is better.
+
+    The first member is the dictionary; if it is a cross-layer transcoder, the others
+    are those of lower layers with what they write at the same site. The first token of
+    each text is left out, and whatever is as long as that: such a state is often a
+    hundred times as large as the others, and outweighs them all.
+    """
+    dictionary = members[0]
+    problem = f"Cannot use this dictionary with {model.name}"
+    _check_sites(members, model, problem)
+    elsewhere = list(_other_sites(members, model))
+    states: dict[str, States] = {}
+    inputs = model.encode(shipped.read("plain").texts if texts is None else texts)
+    for end in ("reads", "writes"):
+        near_by = [near.change(member) for near, member in product(elsewhere, members)]
+        sites = {getattr(place, end) for place in (*members, *near_by)}
+        if not sites <= states.keys():
+            captured = model.capture(inputs, sorted(sites), keep="device")
+            states |= {site: in_stack(captured, Site.parse(site)) for site in sites}
+    advice = "Give texts of two tokens or more: read(path, model, texts=...)."
+    rows = states[dictionary.writes].tokens.positions > 0
+    medians = {}
+    for site, at in states.items():
+        lengths = at[site].float().norm(dim=-1)
+        medians[site] = float(lengths.median())
+        if not math.isfinite(medians[site]):
+            raise NotFinite(problem, f"the states at {site} hold a NaN", advice)
+        # One that is massive at a single site would decide for or against it.
+        rows &= (lengths <= MASSIVE * medians[site]).cpu().numpy()
+    if not rows.any():
+        reason = "no states are left without those of first tokens"
+        raise StatesError(problem, reason, advice)
+    trials = Trials(states, rows)
+    stated = trials.run("as stated", members)
+    shuffled = min(
+        trials.run("", members, shuffle=seed).unexplained for seed in range(SHUFFLES)
+    )
+    most = min(1.0, OF_SHUFFLED * shuffled)
+    neighbours = []
+    # What leaves less, by how much it leaves; and other activations that fit better.
+    less: dict[float, Convention] = {}
+    others = []
+    scale = math.sqrt(dictionary.width) / medians[dictionary.reads]
+    for near in (*elsewhere, *_other_encodings(dictionary, stated, scale)):
+        changed = [near.change(member) for member in members]
+        way = trials.run(near.name, changed)
+        neighbours.append(way)
+        if way.unexplained >= most:
+            continue
+        if near.kind == "activation":
+            if _better_slope(way, stated):
+                others.append(way)
+            continue
+        # More features leave less, in sound dictionaries too.
+        fair = trials.run("", changed, most=stated.counts)
+        if _less(way if near.kind == "site" else fair, stated, LESS[near.kind]):
+            less[fair.unexplained] = way
+    _, best = min(less.items(), default=(0.0, None))
+    # If what fits best still decodes too much, too many features act.
+    if best is None or best.slope < LEAST_SLOPE:
+        best = min(others, key=lambda way: abs(1 - way.slope), default=best)
+    if best is not None:
+        raise StatesError(
+            problem,
+            f"as stated, {_described(stated)}; {best.name}, {_described(best)}",
+            "Correct the file, or make the Dictionary with what fits; or, if it was"
+            " trained on texts of another kind, prove it on such:"
+            " read(path, model, texts=...).",
+        )
+    if not stated.unexplained < most:
+        raise StatesError(
+            problem,
+            f"it explains no more of the states at {dictionary.writes} than of states"
+            f" whose numbers are shuffled: {stated.unexplained:.0%} of the variance is"
+            " left",
+            "Give a dictionary of this model.",
+        )
+    everything = Trials(states, np.ones_like(rows)).run("", members)
+    return Proof(stated, tuple(neighbours), shuffled, everything.unexplained)
+
+
+def _described(way: Convention) -> str:
+    return (
+        f"{way.unexplained:.1%} of the variance is left unexplained, with"
+        f" {way.active:.0f} features active at a token and a slope of {way.slope:.2f}"
+    )
+
+
+def _check_sites(members: Sequence["Dictionary"], model: Model, problem: str) -> None:
+    for member in members:
+        widths = {
+            member.reads: member.width,
+            member.writes: member.directions.shape[1],
+        }
+        for name, width in widths.items():
+            site, *others = model.anatomy.select(name)
+            if others:
+                reason = f"{name} is in both stacks"
+                raise SiteError(problem, reason, f"Give site='encoder.{name}'.")
+            if model.anatomy.width(site) != width:
+                raise StatesError(
+                    problem,
+                    f"it is for states of width {width:,}, and those at {site} have"
+                    f" {model.anatomy.width(site):,}",
+                    "Give a dictionary of this model.",
+                )
+
+
+def _other_sites(members: Sequence["Dictionary"], model: Model) -> Iterator[Neighbour]:
+    """Yield what moves a dictionary to a layer or part nearby, of the same width."""
+    first = members[0]
+    # A transcoder may be wrong about one end.
+    choices = [("reads",), ("writes",)] if first.reads != first.writes else [BOTH]
+    steps = (*range(-NEAR, 0), *range(1, NEAR + 1))
+    moves: list[tuple[Any, int, str | None]] = [(BOTH, step, None) for step in steps]
+    moves += [(ends, 0, part) for ends, part in product(choices, PARTS)]
+    for ends, step, part in moves:
+        move = partial(_moved, ends=ends, step=step, part=part)
+        # The model may have no such layer or part, or one of another width.
+        with suppress(SiteError, StatesError):
+            changed = [move(member) for member in members]
+            _check_sites(changed, model, "")
+            site = getattr(changed[0], ends[-1])
+            # What is written lies in the states after it.
+            backwards = Site.parse(changed[0].reads) > Site.parse(changed[0].writes)
+            if site != getattr(first, ends[-1]) and not backwards:
+                word = "at" if ends == BOTH else f"when it {ends[0]}"
+                yield Neighbour(f"{word} {site}", "site", move)
+
+
+def _moved(
+    dictionary: "Dictionary", ends: Sequence[str], step: int, part: str | None
+) -> "Dictionary":
+    """Return the dictionary some layers higher, or at another part of its layer."""
+    sites: dict[str, Any] = {}
+    for end in ends:
+        site = Site.parse(getattr(dictionary, end))
+        there = site.part if part is None else part
+        sites[end] = str(Site((site.layer or 0) + step, there, site.stack))
+    return replace(dictionary, **sites)
+
+
+def _other_encodings(
+    dictionary: "Dictionary", stated: Convention, scale: float
+) -> Iterator[Neighbour]:
+    """Yield what the file may have meant by its input or its activation."""
+    encoding = dictionary.encoding
+    if dictionary.reads == dictionary.writes:
+        word = "not subtracted" if encoding.centred else "subtracted"
+        name = f"with the decoder's bias {word} from the input"
+        yield _encoded(name, "input", centred=not encoding.centred)
+        name = f"with the states scaled by {scale:.3g}"
+        if "scale" in dictionary.facts:
+            name, scale = "with the states not scaled", 1 / dictionary.facts["scale"]
+        yield Neighbour(name, "input", partial(scaled, scale=scale))
+    for norm, name in STATE_NORM_WORDS.items():
+        if norm != encoding.state_norm:
+            yield _encoded(name, "input", state_norm=norm)
+    if encoding.gate in ("threshold", "topk"):
+        word = "without" if encoding.by_norm else "with"
+        name = f"{word} the norm of the directions in the threshold"
+        yield _encoded(name, "input", by_norm=not encoding.by_norm)
+    if encoding.gate == "topk":
+        yield _encoded("with ReLU instead of TopK", "activation", gate="relu")
+    k = FEWEST
+    while encoding.gate == "relu" and k < stated.active:
+        name = f"with about the {k} largest activations alone, or a threshold"
+        yield _encoded(name, "activation", gate="topk", k=k)
+        k += math.ceil(k / 4)
+
+
+def _encoded(name: str, kind: Any, **fields: Any) -> Neighbour:
+    """Return the neighbour whose encoding has other fields."""
+
+    def changed(member: "Dictionary") -> "Dictionary":
+        return replace(member, encoding=replace(member.encoding, **fields))
+
+    return Neighbour(name, kind, changed)
+
+
+def scaled(dictionary: "Dictionary", scale: float) -> "Dictionary":
+    """Return a dictionary that first multiplies states, and divides what it decodes."""
+    encoding = dictionary.encoding
+    if encoding.by_norm and encoding.threshold is not None:
+        encoding = replace(encoding, threshold=encoding.threshold / scale)
+    encoder = dictionary.encoder
+    return replace(
+        dictionary,
+        encoder=None if encoder is None else encoder * scale,
+        directions=dictionary.directions / scale,
+        bias=dictionary.bias / scale,
+        encoding=encoding,
+    )
+
+
+def _better_slope(way: Convention, stated: Convention) -> bool:
+    """Tell whether another activation decodes what is nearer to the right size.
+
+    With fewer features it has to halve an excess; one with more leaves less anyway, and
+    must decode too little, as ReLU does after training with a penalty.
+    """
+    if way.active < stated.active:
+        return _below_zero(stated.excess) and 1 - way.slope < (1 - stated.slope) / 2
+    return way.slope >= RELU_SLOPE and _less(way, stated, LESS["activation"])
+
+
+def _less(way: Convention, stated: Convention, share: float) -> bool:
+    """Tell whether less than this share of what is stated is left, in most texts."""
+    less = way.unexplained < share * stated.unexplained
+    return less and _below_zero(way.left - stated.left)
+
+
+def _below_zero(values: Floats) -> bool:
+    """Tell whether the mean over texts is below 0, by Student's interval."""
+    if len(values) < 2:
+        return bool(values.mean() < 0)
+    error = values.std(ddof=1) / math.sqrt(len(values))
+    reach = stats.t.ppf((1 + LEVEL) / 2, len(values) - 1) * error
+    return bool(values.mean() + reach < 0)

@@ -1,0 +1,405 @@
+"""Features: what a dictionary says of states and of the loss, beside simpler ways."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import r2_score, roc_auc_score
+from torch import Tensor
+from typer.testing import CliRunner
+
+import hiddenscope as hs
+from hiddenscope.analyses.features.compute import auroc
+from hiddenscope.cli.main import app
+from hiddenscope.directions.encoding import Encoding
+from hiddenscope.errors import NotFinite, SiteError, StatesError
+from hiddenscope.results import views_of
+from hiddenscope.testing import tiny_model, tiny_tokenizer
+
+SITE = "layer.2"
+WIDTH = 64
+
+
+@pytest.fixture(scope="module")
+def model() -> hs.Model:
+    """A tiny llama that is sure of its next token."""
+    module = tiny_model("llama")
+    with torch.no_grad():
+        module.lm_head.weight.mul_(60)
+    return hs.load((module, None))
+
+
+@pytest.fixture(scope="module")
+def texts(model: hs.Model) -> list[list[int]]:
+    """Texts of different lengths that the model itself goes on with."""
+    generator = np.random.default_rng(0)
+    written = []
+    for length in generator.integers(4, 9, 16):
+        ids = torch.from_numpy(generator.integers(5, 90, (1, 3)))
+        for _ in range(length):
+            with torch.no_grad():
+                following = model.module(input_ids=ids).logits[:, -1:].argmax(-1)
+            ids = torch.cat([ids, following], 1)
+        written.append(ids[0].tolist())
+    return written
+
+
+def identity(site: str = SITE) -> hs.Dictionary:
+    return hs.Dictionary.of(torch.eye(WIDTH), site)
+
+
+def nothing() -> hs.Dictionary:
+    """A dictionary of which no feature ever acts."""
+    zeros = torch.zeros(WIDTH)
+    return hs.Dictionary(
+        torch.eye(WIDTH), torch.zeros(WIDTH, WIDTH), zeros, zeros, SITE, SITE
+    )
+
+
+def sparse(k: int = 5, count: int = 96) -> hs.Dictionary:
+    """Random unit directions, of which k act."""
+    generator = torch.Generator().manual_seed(3)
+    dictionary = hs.Dictionary.of(torch.randn(count, WIDTH, generator=generator), SITE)
+    return replace(dictionary, encoding=Encoding("topk", k=k))
+
+
+def scores(result: hs.Result, measure: str) -> dict[str, Any]:
+    for comparison in result.facts["comparisons"]:
+        if comparison["measure"] == measure:
+            return {score["way"]: score for score in comparison["scores"]}
+    raise AssertionError(f"no {measure}")
+
+
+def later(states: hs.States, site: str = SITE) -> Tensor:
+    return states[site][torch.from_numpy(states.tokens.positions > 0)]
+
+
+@pytest.mark.parametrize("site", ["layer.2", "layer.2.mlp", "layer.1.attn"])
+def test_a_whole_basis_says_everything(
+    model: hs.Model, texts: list[list[int]], site: str
+) -> None:
+    result = hs.features(model, texts, identity(site))
+    whole = scores(result, "unexplained")["the dictionary"]
+    assert whole["value"] == pytest.approx(0, abs=1e-10)
+    assert scores(result, "divergence")["the dictionary"]["value"] < 1e-6
+    recovered = scores(result, "recovered")
+    assert recovered["the dictionary"]["value"] == pytest.approx(1, abs=1e-3)
+    # All components are as many numbers as a state has.
+    components = scores(result, "unexplained")["principal components"]
+    assert components["value"] == pytest.approx(0, abs=1e-6)
+    assert ("neurons" in recovered) == (site == "layer.2.mlp")
+
+
+def test_features_that_never_act_recover_nothing(
+    model: hs.Model, texts: list[list[int]]
+) -> None:
+    mean = later(model.capture(texts, SITE)).double().mean(0).float()
+    result = hs.features(model, texts, replace(nothing(), bias=mean))
+    recovered = scores(result, "recovered")["the dictionary"]
+    assert recovered["value"] == pytest.approx(0, abs=1e-6)
+    assert result.facts["active"]["value"] == 0
+    assert result.facts["silent"] == WIDTH
+    assert "with the mean state in the place of every one" in result.summary()
+
+
+def test_what_training_left_is_not_said_to_be_a_proof(
+    model: hs.Model, texts: list[list[int]]
+) -> None:
+    fitted = replace(identity(), facts={"origin": "fitted", "unexplained": 0.2})
+    result = hs.features(model, texts[:4], fitted)
+    assert result.facts.get("proved") is None
+    assert "When it was read" not in result.summary()
+
+
+def test_what_is_left_is_that_of_scikit_learn(
+    model: hs.Model, texts: list[list[int]]
+) -> None:
+    dictionary = sparse()
+    rows = later(model.capture(texts, SITE))
+    expected = 1 - r2_score(
+        rows, dictionary.reconstruct(rows), multioutput="variance_weighted"
+    )
+    result = hs.features(model, texts, dictionary)
+    left = scores(result, "unexplained")["the dictionary"]
+    assert left["value"] == pytest.approx(expected, rel=1e-5)
+    assert left["low"] < expected < left["high"]
+
+
+def test_the_active_features_are_counted_and_named(
+    model: hs.Model, texts: list[list[int]]
+) -> None:
+    dictionary = sparse(k=5)
+    result = hs.features(model, texts, dictionary, k=3)
+    rows = later(model.capture(texts, SITE))
+    dense = dictionary.activations(rows)
+    assert result.facts["active"] == {"value": 5.0, "low": 5.0, "high": 5.0}
+    assert result.facts["silent"] == int((dense == 0).all(0).sum())
+    top = dense.topk(3)
+    # First tokens have a column, and nothing in it.
+    is_first = result.data["position"] == 0
+    first = result.data.isel(token=is_first)
+    assert (first["strongest"] == "").all() and first["activation"].isnull().all()
+    assert first["unexplained"].isnull().all() and first["active"].isnull().all()
+    data = result.data.isel(token=~is_first)
+    names = data["strongest"].to_numpy()[0].astype(int)
+    assert names.tolist() == top.indices.tolist()
+    assert np.allclose(data["activation"].to_numpy()[0], top.values)
+    assert data["tokens"].to_numpy().tolist() == (dense != 0).sum(0).tolist()
+    # A rank without a feature that acts is empty.
+    more = hs.features(model, texts, dictionary, k=7).data["strongest"][:, ~is_first]
+    assert (more[..., :5] != "").all() and (more[..., 5:] == "").all()
+    most = result.facts["strongest"][0]
+    assert most["feature"] == int(dense.sum(0).argmax())
+    assert len(most["words"]) == 5
+
+
+def test_a_reconstruction_in_place_is_an_edit(
+    model: hs.Model, texts: list[list[int]]
+) -> None:
+    dictionary = sparse(k=20)
+    result = hs.features(model, texts, dictionary)
+    divergences, losses = [], []
+    for ids in texts:
+
+        def change(states: Tensor) -> Tensor:
+            said = dictionary.reconstruct(states)
+            return torch.cat([states[:, :1], said[:, 1:]], 1)
+
+        row = torch.tensor([ids])
+        before = hs.record(model, [ids], (), logits=True).logits
+        after = hs.edit(model, [ids], {SITE: change}, (), logits=True).logits
+        p, q = (x[:-1].double().log_softmax(-1) for x in (before, after))
+        divergences.append(float((p.exp() * (p - q)).sum(-1).mean()))
+        losses.append(float(-p.gather(1, row[0, 1:, None]).mean()))
+    mean = np.mean(divergences)
+    divergence = scores(result, "divergence")["the dictionary"]["value"]
+    assert divergence == pytest.approx(mean, rel=1e-4)
+    assert result.facts["losses"][0]["value"] == pytest.approx(np.mean(losses), 1e-5)
+
+
+def test_neither_order_nor_batches_nor_copies_change_anything(
+    model: hs.Model, texts: list[list[int]]
+) -> None:
+    result = hs.features(model, texts, sparse())
+    turned = hs.features(model, texts[::-1], sparse())
+    for measure in ("unexplained", "divergence"):
+        for way, score in scores(result, measure).items():
+            other = scores(turned, measure)[way]["value"]
+            assert other == pytest.approx(score["value"], rel=1e-4)
+    doubled = hs.features(model, texts * 2, sparse())
+    (single, double) = (scores(r, "unexplained") for r in (result, doubled))
+    for way, score in single.items():
+        for end in ("value", "low", "high"):
+            assert double[way][end] == pytest.approx(score[end], rel=1e-4)
+
+
+def test_stored_states_say_the_same_without_a_loss(tmp_path: Path) -> None:
+    model = hs.load((tiny_model("llama", layers=2), tiny_tokenizer()))
+    texts = [f"The {word} sat on the mat." for word in ("cat", "dog", "rest", "hat")]
+    result = hs.features(model, texts, sparse())
+    store = hs.extract(model, texts, tmp_path / "states", sites=[SITE])
+    for stored in (model.capture(texts, SITE), store):
+        told = hs.features(stored, dictionary=sparse())
+        for way, score in scores(told, "unexplained").items():
+            expected = scores(result, "unexplained")[way]["value"]
+            assert score["value"] == pytest.approx(expected, rel=1e-5)
+        assert told.facts["losses"] == []
+        assert "The loss was not measured: a store has no model." in told.summary()
+
+
+def test_words_name_dictionaries_that_are_made_of_the_other_half(
+    model: hs.Model, texts: list[list[int]]
+) -> None:
+    result = hs.features(model, texts, "pca", site=SITE)
+    left = scores(result, "unexplained")
+    assert result.facts["features"] == 32
+    gap = left["principal components"]["gap"]["value"]
+    assert gap == pytest.approx(0, abs=1e-6)
+    drawn = hs.features(model, texts, "random", site=SITE)
+    assert drawn.facts["features"] == 8 * WIDTH
+    neurons = hs.features(model, texts, "neurons", site=SITE)
+    assert neurons.facts["site"] == "layer.2.mlp"
+    assert scores(neurons, "unexplained")["the dictionary"]["value"] < 1e-9
+
+
+def test_a_massive_state_is_left_out_like_a_first_one() -> None:
+    states, labels = planted(np.random.default_rng(0))
+    spoiled = replace(states, values=states.values.clone())
+    spoiled.values[0, 42] = 500.0
+    basis = hs.Dictionary.of(torch.eye(16)[:4], SITE)
+    plain, other = (
+        hs.features(some, dictionary=basis, data=labels) for some in (states, spoiled)
+    )
+    assert other.facts["massive"] == 1 and not plain.facts.get("massive")
+    assert "first tokens and 1 massive one are left out" in other.summary()
+    for way, score in scores(plain, "unexplained").items():
+        value = scores(other, "unexplained")[way]["value"]
+        assert value == pytest.approx(score["value"], abs=0.02)
+    assert other.data["unexplained"][:, 42].isnull().all()
+    spoiled.values[0, 40:44] = 500.0
+    with pytest.raises(StatesError, match="massive ones alone"):
+        hs.features(spoiled, dictionary=basis)
+
+
+def test_single_texts_are_shown_and_not_compared(model: hs.Model) -> None:
+    result = hs.features(model, [[5, 6, 7, 8]], sparse())
+    assert list(scores(result, "unexplained")) == ["the dictionary"]
+    assert "There are no intervals" in result.summary()
+    assert views_of(result)[0].tokens == ("5", "6", "7", "8")
+
+
+def planted(
+    generator: np.random.Generator, count: int = 40, strength: float = 3.0
+) -> Any:
+    """States with labels along one direction, and these labels."""
+    labels = np.arange(count) % 2
+    text = np.repeat(np.arange(count), 4)
+    values = generator.standard_normal((1, len(text), 16))
+    values[0, :, 3] += strength * labels[text]
+    tokens = hs.Tokens(
+        None,
+        text,
+        np.tile(np.arange(4), count),
+        np.arange(len(text)),
+        ["t"] * len(text),
+    )
+    states = hs.States(
+        (hs.Site(2),), torch.from_numpy(values).float(), tokens, hs.Source("toy")
+    )
+    return states, labels.tolist()
+
+
+def test_labels_are_told_apart_where_they_are_planted() -> None:
+    states, labels = planted(np.random.default_rng(0))
+    basis = hs.Dictionary.of(torch.eye(16), SITE)
+    found = scores(hs.features(states, dictionary=basis, data=labels), "auroc")
+    assert found["the dictionary"]["number"] == 3
+    assert found["the dictionary"]["value"] > 0.9
+    assert found["difference of means"]["value"] > 0.9
+    noise, labels = planted(np.random.default_rng(1), strength=0.0)
+    found = scores(hs.features(noise, dictionary=basis, data=labels), "auroc")
+    assert all(score["low"] < 0.5 < score["high"] for score in found.values())
+
+
+def test_the_area_is_that_of_scikit_learn() -> None:
+    generator = np.random.default_rng(0)
+    values = generator.integers(0, 4, (30, 3)).astype(float)
+    positive = generator.random(30) < 0.4
+    expected = [roc_auc_score(positive, column) for column in values.T]
+    assert auroc(values, positive).tolist() == pytest.approx(expected)
+
+
+def test_an_encoder_has_no_loss_of_next_tokens() -> None:
+    model = hs.load((tiny_model("bert"), tiny_tokenizer()))
+    result = hs.features(model, ["The cat sat.", "On the mat."], "pca", site="layer.1")
+    assert "does not predict next tokens" in result.summary()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dictionary": "pca"}, "they may be of any site"),
+        ({"dictionary": "pca", "site": "layer.9"}, "No site 'layer.9'"),
+        (
+            {"dictionary": hs.Dictionary.of(torch.eye(32), SITE)},
+            "the dictionary is for layer.2 of width 32",
+        ),
+        ({"dictionary": "no/such/folder"}, "there is no such folder"),
+        ({"dictionary": identity(), "data": ([[5, 6]], [0])}, "texts and data"),
+        ({"dictionary": identity(), "k": 0}, "k must be an integer"),
+        ({"dictionary": identity(), "texts": [[5, 6], [7]]}, "text 1 has a single"),
+        (
+            {"dictionary": identity(), "texts": None, "data": ([[5, 6], [7, 8]], [0])},
+            "2 texts need as many labels",
+        ),
+        (
+            {"dictionary": identity(), "texts": None, "data": ([[5, 6]], None)},
+            "1 texts need as many labels",
+        ),
+        ({"dictionary": identity(), "texts": [[5, 6]]}, "all states at layer.2 are"),
+        (
+            {
+                "dictionary": identity(),
+                "texts": None,
+                "data": ([[5, 6, 7]] * 8, [0] * 8),
+            },
+            "there are 1 labels",
+        ),
+        ({"dictionary": identity(), "texts": []}, "text"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    model: hs.Model, options: dict[str, Any], message: str
+) -> None:
+    arguments = {"texts": [[5, 6, 7], [8, 9, 10]], **options}
+    with pytest.raises(hs.errors.Error, match=message) as refused:
+        hs.features(model, **arguments)
+    assert "\n" not in str(refused.value)
+
+
+def test_states_that_do_not_fit_are_refused(model: hs.Model) -> None:
+    states = model.capture([[5, 6, 7], [8, 9, 10]], SITE)
+    neurons = hs.Dictionary.neurons(model, "layer.2.mlp.neurons")
+    with pytest.raises(SiteError, match=r"No site 'layer\.2\.mlp"):
+        hs.features(states, dictionary=neurons)
+    with pytest.raises(StatesError, match="a store does not hold what neurons write"):
+        hs.features(states, dictionary="neurons", site=SITE)
+    states.values[0, 1, 0] = float("nan")
+    with pytest.raises(NotFinite, match="a NaN at layer.2"):
+        hs.features(states, dictionary=identity())
+
+
+def test_a_site_of_both_stacks_is_refused_and_a_site_may_be_a_value() -> None:
+    both = hs.load((tiny_model("bart"), None))
+    texts = [[5, 6, 7, 8], [9, 10, 11], [12, 13, 14]]
+    with pytest.raises(SiteError, match=r"Give site='encoder\.layer\.1'"):
+        hs.features(both, texts, "pca", site="layer.1")
+    result = hs.features(both, texts, "random", site=hs.Site.parse("encoder.layer.1"))
+    assert result.facts["site"] == "encoder.layer.1"
+
+
+def test_the_command_asks_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    module, tokenizer = tiny_model("llama", layers=1), tiny_tokenizer()
+    module.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    words = ["features", "The cat sat.", "On the mat.", "--model", str(path)]
+    options = ["--dictionary", "random", "--site", "layer.1", "-k", "2"]
+    answer = CliRunner().invoke(app, [*words, *options])
+    assert answer.exit_code == 0, answer.output
+    assert "Of 512 features at layer.1" in answer.output
+    assert "Features that write most" in answer.output
+    labelled = tmp_path / "pets.csv"
+    rows = [
+        f"The {pet} sat on mat {k}.,{pet}" for k in range(8) for pet in ("cat", "dog")
+    ]
+    labelled.write_text("\n".join(["text,pet", *rows]), "utf-8")
+    words = ["features", "--data", str(labelled), "--label", "pet", *words[3:]]
+    answer = CliRunner().invoke(app, [*words, *options])
+    assert answer.exit_code == 0, answer.output
+    assert "AUROC of the best single number" in answer.output
+    answer = CliRunner().invoke(app, [*words[:1], *words[5:], *options])
+    assert answer.exit_code == 2 and "No texts: none was given" in answer.output
+
+
+def test_a_part_of_a_cross_layer_transcoder_is_said_to_be_one(model: hs.Model) -> None:
+    for layer, is_part in ((1, False), (2, True)):
+        site = f"layer.{layer}.mlp"
+        dictionary = replace(
+            identity(f"{site}.input"), writes=site, encoding=Encoding("relu"), later={}
+        )
+        result = hs.features(model, [[5, 6, 7], [8, 9, 3]], dictionary)
+        assert ("lower layers" in " ".join(result.facts["notes"])) == is_part
+
+
+def test_what_cannot_be_compared_is_said(model: hs.Model) -> None:
+    alone = hs.features(model, [[5, 6, 7, 8, 9]], "pca", site="layer.2")
+    assert any("of one group" in note for note in alone.facts["notes"])
+    dictionary = hs.Dictionary.of(torch.eye(model.anatomy.width(hs.Site(2))), "layer.2")
+    whole = hs.features(model, [[5, 6, 7], [8, 9, 3]], dictionary)
+    assert any("components say all" in note for note in whole.facts["notes"])
+    with pytest.raises(SiteError, match=r"lies at layer\.2"):
+        hs.features(model, [[5, 6, 7], [8, 9, 3]], dictionary, site="layer.1")

@@ -1,0 +1,95 @@
+"""The threshold of a probe: exact, and refused where there are too few negatives."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import beta
+
+import hiddenscope as hs
+from hiddenscope.errors import StatesError
+from hiddenscope.testing import tiny_model
+
+
+def fitted() -> hs.Probe:
+    return hs.Probe(site="layer.1").fit(np.eye(4), [0, 1, 0, 1])
+
+
+def test_the_bound_is_that_of_an_order_statistic() -> None:
+    scores = np.random.default_rng(0).normal(size=1000)
+    found = fitted().threshold(scores, false_positives=0.02)
+    assert found.alarms == int((scores > found.value).sum()) > 0
+    # The share of uniform numbers above the (alarms + 1)-th highest of 1,000.
+    drawn = np.random.default_rng(1).random((4000, 1000))
+    drawn.partition(found.alarms, 1)
+    assert np.mean(drawn[:, found.alarms] <= found.at_most) == pytest.approx(
+        0.95, abs=0.01
+    )
+    assert found.at_most <= 0.02
+    # One alarm more would allow for too many.
+    assert beta.ppf(0.95, found.alarms + 2, 1000 - found.alarms - 1) > 0.02
+
+
+def test_a_rate_takes_the_rule_of_three() -> None:
+    with pytest.raises(StatesError, match="that takes 2,995, and there are 2,994"):
+        fitted().threshold(np.arange(2994), false_positives=0.001)
+    found = fitted().threshold(np.arange(2995), false_positives=0.001)
+    assert found.alarms == 0 and found.value == 2994
+
+
+def test_equal_scores_do_not_ring() -> None:
+    found = fitted().threshold(np.zeros(400), false_positives=0.05)
+    assert found.alarms == 0 and found.value == 0
+
+
+@pytest.mark.parametrize(
+    ("negatives", "rate", "words"),
+    [
+        ([], 0.1, "no finite score"),
+        ([1.0, np.nan], 0.1, "no finite score"),
+        ([[1.0]], 0.1, "no finite score"),
+        ([1.0] * 99, 0.0, "a rate is from 0 to 1"),
+        ([1.0] * 99, 1.5, "a rate is from 0 to 1"),
+        (["a"], 0.1, "labels"),
+        (None, 0.1, "no finite score"),
+        (3.0, 0.1, "no finite score"),
+    ],
+)
+def test_bad_negatives_are_refused(negatives: Any, rate: float, words: str) -> None:
+    with pytest.raises(StatesError, match=words) as raised:
+        fitted().threshold(negatives, false_positives=rate)
+    assert "\n" not in str(raised.value)
+
+
+def test_states_count_by_the_highest_score_of_a_text(tmp_path: Path) -> None:
+    model = hs.load((tiny_model("llama"), None))
+    texts = [[5 + k, 6, 7, 9 + k % 5] for k in range(40)]
+    states = model.capture(texts, "layer.1")
+    probe = hs.Probe(site="layer.1").fit(states["layer.1"], [k % 2 for k in range(160)])
+    by_text = probe.decision_function(states["layer.1"]).reshape(40, 4)
+    # The first token, whose state may be a hundred times as large, does not count.
+    assert probe.threshold(states, false_positives=0.2).value in by_text[:, 1:].max(1)
+    probe.pool = "mean"
+    so_far = np.cumsum(by_text, 1) / np.arange(1, 5)
+    found = probe.threshold(states, false_positives=0.2)
+    assert np.isclose(so_far[:, 1:].max(1), found.value).any()
+    probe.save(tmp_path / "probe.safetensors")
+    loaded = hs.Probe.load(tmp_path / "probe.safetensors")
+    assert loaded.threshold_ == found and loaded.pool == "mean"
+
+
+def test_a_probe_that_is_fitted_again_begins_anew() -> None:
+    probe = fitted()
+    probe.pool, probe.query_ = "attention", np.ones(4)
+    probe.threshold(np.arange(99), false_positives=0.1)
+    probe.fit(np.eye(3), [0, 1, 1])
+    assert (probe.pool, probe.query_, probe.threshold_) == ("", None, None)
+
+
+def test_a_threshold_is_of_two_classes() -> None:
+    three = hs.Probe().fit(np.eye(3), [0, 1, 2])
+    line = hs.Probe("regress").fit(np.eye(3), [0.0, 1.0, 2.0])
+    for probe in (hs.Probe(), three, line):
+        with pytest.raises(StatesError, match="not fitted, or not to two classes"):
+            probe.threshold(np.arange(99), false_positives=0.1)
