@@ -312,10 +312,13 @@ def test_the_command_reads_queries_with_the_model_of_the_states(tmp_path: Path) 
     model = hs.load((tiny_model("bert"), tiny_tokenizer()))
     hs.extract(model, ["a cat", "the hat"], to=tmp_path / "states", sites="layer.1")
     words = ["search", "--states", str(tmp_path / "states"), "a query"]
-    other = "its states are of BertForMaskedLM, and not of smollm2"
+    # Of a folder the number of layers is known, whatever was downloaded before.
+    deeper = tmp_path / "deeper"
+    tiny_model("llama", layers=6).save_pretrained(deeper)  # type: ignore[operator]
+    other = "its states are of BertForMaskedLM, and not of deeper"
     for options, said in (
         ([], "Name the folder of that model: --model PATH"),
-        (["--model", "smollm2"], other),
+        (["--model", str(deeper)], other),
     ):
         done = CliRunner().invoke(cli.app, [*words, *options])
         assert done.exit_code == 2 and said in done.stderr
