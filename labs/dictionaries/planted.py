@@ -34,6 +34,7 @@ def faults(dictionary: Dictionary) -> dict[str, Fault]:
         cases["bias of the decoder not subtracted"] = Fault(
             _encoded(centred=False), "bias subtracted"
         )
+        cases["bias of the decoder lost"] = Fault(_without_bias, "may be missing")
         cases["states scaled"] = Fault(_scaled, "states not scaled")
     if encoding.gate in SPARSE:
         cases["activation lost, read as ReLU"] = Fault(
@@ -76,6 +77,10 @@ def _moved(dictionary: Dictionary, step: int) -> Dictionary:
 
 def _encoded(**fields: Any) -> Callable[[Dictionary], Dictionary]:
     return lambda sound: replace(sound, encoding=replace(sound.encoding, **fields))
+
+
+def _without_bias(dictionary: Dictionary) -> Dictionary:
+    return replace(dictionary, bias=torch.zeros_like(dictionary.bias))
 
 
 def _scaled(dictionary: Dictionary) -> Dictionary:

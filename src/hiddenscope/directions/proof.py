@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 # A neighbour that leaves this share of what is stated is better, if texts agree. Chance
 # in the training moves other inputs by a few percent, and wrong ones by a quarter.
-LESS = {"site": 0.98, "activation": 0.98, "input": 0.9}
+LESS = {"site": 0.98, "activation": 0.98, "input": 0.9, "bias": 0.92}
 # What is decoded is too large if the slope is clearly below this; a neighbour's may be
 # a little less, since a dictionary fits other texts than its own less well.
 TOO_LARGE = 0.98
@@ -63,6 +63,8 @@ NEAR = 3
 BOTH = ("reads", "writes")
 PARTS = ("", "mid", "mlp", "mlp.input", "attn", "attn.z")
 FEWEST = 4
+# Another bias moves what is decoded, and with it the bias that fits best.
+ROUNDS = 3
 TINY = np.finfo(float).tiny
 STATE_NORM_WORDS = {
     "": "without norming each state",
@@ -79,7 +81,7 @@ class Convention:
     `unexplained` is the share of the variance that it leaves, `slope` that of the
     states on what is decoded, and `counts` the mean number of features of each member
     that act at a token. `left` and `excess` are for each text what is left, and by how
-    much the slope is above the least.
+    much the slope is above the least; `missing` is the mean of what is left, [width].
     """
 
     name: str
@@ -88,6 +90,7 @@ class Convention:
     counts: tuple[float, ...]
     left: Floats = field(repr=False)
     excess: Floats = field(repr=False)
+    missing: Tensor = field(repr=False)
 
     @property
     def active(self) -> float:
@@ -120,7 +123,7 @@ class Neighbour(NamedTuple):
     """What a file may have meant: another site, another input or activation."""
 
     name: str
-    kind: Literal["site", "input", "activation"]
+    kind: Literal["site", "input", "bias", "activation"]
     change: "Change"
 
 
@@ -175,7 +178,8 @@ class Trials:
         def by_text(values: Tensor) -> Floats:
             return np.bincount(numbers, values.sum(-1).cpu().numpy()).astype(float)
 
-        left = by_text((outputs - decoded).square())
+        errors = outputs - decoded
+        left = by_text(errors.square())
         outputs -= outputs.mean(0)
         decoded -= decoded.mean(0)
         spread = max(by_text(outputs.square()).sum(), TINY)
@@ -187,6 +191,7 @@ class Trials:
             tuple(counts),
             left / spread,
             along - TOO_LARGE * size,
+            errors.mean(0),
         )
 
 
@@ -236,7 +241,8 @@ def prove(
     less: dict[float, Convention] = {}
     others = []
     scale = math.sqrt(dictionary.width) / medians[dictionary.reads]
-    for near in (*elsewhere, *_other_encodings(dictionary, stated, scale)):
+    encodings = _other_encodings(dictionary, stated, scale)
+    for near in (*elsewhere, *_other_bias(trials, members), *encodings):
         changed = [near.change(member) for member in members]
         way = trials.run(near.name, changed)
         neighbours.append(way)
@@ -248,7 +254,7 @@ def prove(
             continue
         # More features leave less, in sound dictionaries too.
         fair = trials.run("", changed, most=stated.counts)
-        if _less(way if near.kind == "site" else fair, stated, LESS[near.kind]):
+        if _less(fair if near.kind == "input" else way, stated, LESS[near.kind]):
             less[fair.unexplained] = way
     _, best = min(less.items(), default=(0.0, None))
     # If what fits best still decodes too much, too many features act.
@@ -333,6 +339,19 @@ def _moved(
         there = site.part if part is None else part
         sites[end] = str(Site((site.layer or 0) + step, there, site.stack))
     return replace(dictionary, **sites)
+
+
+def _other_bias(trials: Trials, members: Sequence["Dictionary"]) -> Iterator[Neighbour]:
+    """Yield the bias of the decoder that fits these states, if the file's is zero."""
+    first, *others = members
+    if first.bias.any():
+        return
+    fitted = first
+    for _ in range(ROUNDS):
+        missing = trials.run("", [fitted, *others]).missing
+        fitted = replace(fitted, bias=fitted.bias + missing.to(fitted.bias))
+    name = "with a bias of the decoder, which is zero here and may be missing"
+    yield Neighbour(name, "bias", lambda one: fitted if one is first else one)
 
 
 def _other_encodings(
