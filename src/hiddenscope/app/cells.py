@@ -179,7 +179,7 @@ def describe_state(models: Models, request: Header) -> Header:
         described["features"] = _strongest_features(models, model, site, arguments)
     change = arguments.get("change")
     if change is not None:
-        edit, used = _build_change(models, model, site, token, change)
+        edit, used = _build_change(models, model, site, arguments)
         logits = hs.edit(model, [text], {site: edit}, (), logits=True).logits
         described["change"] = change["kind"]
         described["used"] = used
@@ -313,16 +313,15 @@ def continue_text(models: Models, request: Header) -> Header:
             reason,
             "Choose a model that writes text.",
         )
-    token, new_tokens = arguments["token"], arguments["new_tokens"]
+    new_tokens = arguments["new_tokens"]
     site = Site.parse(arguments["site"])
     inputs = model.encode(arguments["text"])
     check_new_tokens(model, inputs, new_tokens)
     with progress.status("Writing on"):
         before = continue_prompts(model, inputs, new_tokens)[0][0]
         continuation = {"before": before}
-        change = arguments.get("change")
-        if change is not None:
-            edit, _ = _build_change(models, model, site, token, change)
+        if arguments.get("change") is not None:
+            edit, _ = _build_change(models, model, site, arguments)
             with hs.editing(model, {site: edit}):
                 after = continue_prompts(model, inputs, new_tokens)[0][0]
             continuation["after"] = after
@@ -330,9 +329,11 @@ def continue_text(models: Models, request: Header) -> Header:
 
 
 def _build_change(
-    models: Models, model: hs.Model, site: Site, token: int, change: Header
+    models: Models, model: hs.Model, site: Site, arguments: Header
 ) -> tuple[Change, Header]:
     """Return a change as `hs.edit` takes it, and what the page shows of it."""
+    token, change = arguments["token"], arguments["change"]
+    strength = change.get("strength", 1.0)
     if change["kind"] == "ablate":
         return hs.Scale(0.0, tokens=token), {}
     if change["kind"] == "replace":
@@ -348,8 +349,14 @@ def _build_change(
         string = donor_states.tokens.strings[donor_token]
         replacement = hs.Replace(donor_states[site][donor_token], tokens=token)
         return replacement, {"token": donor_token, "string": string}
+    if change["kind"] in ("add", "scale"):
+        dictionary = models.dictionary(arguments["dictionary"], model)
+        feature = dictionary.at(str(site))[change["feature"]]
+        used = {"feature": change["feature"], "strength": strength}
+        if change["kind"] == "add":
+            return hs.Add(feature, tokens=token, scale=strength), used
+        return hs.Scale(strength, tokens=token, along=feature), used
     toward, away = _required(change, "toward"), _required(change, "away")
-    strength = change.get("strength", 1.0)
     toward_state = models.states(model, toward)[site][-1]
     away_state = models.states(model, away)[site][-1]
     direction = (toward_state - away_state).to(torch.float32)

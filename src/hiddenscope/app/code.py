@@ -98,7 +98,7 @@ def as_python(request: Values, names: Names) -> str | None:
             values["k"] += 1
         if arguments.get("change") is not None:
             word = f"{word} changed"
-            values |= _change(arguments)
+            values |= _change(arguments, names)
         program = "\n".join([IMPORT, "", *PAGE_PROGRAMS[word], ""])
         return program.format(**values)
     if word not in ANALYSIS:
@@ -179,7 +179,7 @@ def _file(word: str) -> str:
     return f"{word}.html" if ANALYSIS[word].result else f"{word}.npy"
 
 
-def _change(arguments: Values) -> dict[str, str]:
+def _change(arguments: Values, names: Names) -> dict[str, str]:
     """Return the change of a state as Python, and the lines before that it needs."""
     change = arguments["change"]
     values = {
@@ -188,6 +188,8 @@ def _change(arguments: Values) -> dict[str, str]:
         "toward": change.get("toward"),
         "away": change.get("away"),
         "strength": change.get("strength", 1.0),
+        "feature": change.get("feature"),
+        "dictionary": resolved(arguments.get("dictionary", ""), names).path,
         "site": arguments["site"],
         "token": arguments["token"],
     }
@@ -198,6 +200,10 @@ def _change(arguments: Values) -> dict[str, str]:
     }
 
 
+FEATURE = (
+    "dictionary = hs.Dictionary.read({dictionary!r}, model).at({site!r})\n"
+    "feature = dictionary[{feature}]\n"
+)
 CHANGES = {
     "ablate": ("", "hs.Scale(0.0, tokens={token})"),
     "replace": (
@@ -209,6 +215,8 @@ CHANGES = {
         "away = model.capture({away!r})[{site!r}][-1]\n",
         "hs.Add((toward - away).float(), tokens={token}, scale={strength!r})",
     ),
+    "add": (FEATURE, "hs.Add(feature, tokens={token}, scale={strength!r})"),
+    "scale": (FEATURE, "hs.Scale({strength!r}, tokens={token}, along=feature)"),
 }
 CAPTURE = (
     "model = {model}",

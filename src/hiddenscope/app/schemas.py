@@ -104,16 +104,18 @@ class ReadsArguments(Strict):
 
 class ChangeChoice(Strict):
     """What is done to a state: taken away, replaced by that of another text, or moved
-    along a direction.
+    along a direction. A feature of the dictionary is added, or what of the state lies
+    along it is scaled: 0 takes it out.
 
     `token` is the token of the other text; without it, the one at the same position.
     """
 
-    kind: Literal["ablate", "replace", "steer"]
+    kind: Literal["ablate", "replace", "steer", "add", "scale"]
     text: OneText | None = None
     token: TokenNumber | None = None
     toward: OneText | None = None
     away: OneText | None = None
+    feature: Annotated[int, Field(ge=0, le=10**9)] | None = None
     strength: Number = 1.0
 
 
@@ -136,6 +138,17 @@ class StateArguments(Strict):
     token: TokenNumber
     dictionary: Annotated[str, Field(pattern=DICTIONARY)] | None = None
     change: ChangeChoice | None = None
+
+    @model_validator(mode="after")
+    def check_feature(self) -> "StateArguments":
+        """Refuse to add or scale a feature without its number or a dictionary."""
+        change = self.change
+        if change is None or change.kind not in ("add", "scale"):
+            return self
+        if change.feature is None or self.dictionary is None:
+            reason = "a change of a feature needs its number, in a dictionary"
+            raise ValueError(reason)
+        return self
 
 
 class ContinuationArguments(StateArguments):

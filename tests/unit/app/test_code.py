@@ -90,11 +90,14 @@ def test_the_code_of_the_grid_and_of_what_a_token_reads_runs(
         {"kind": "replace", "text": "a b c d e"},
         {"kind": "replace", "text": "a b c d e", "token": 3},
         {"kind": "steer", "toward": "a", "away": "b", "strength": 9.0},
+        {"kind": "add", "feature": 7, "strength": 9.0},
+        {"kind": "scale", "feature": 7, "strength": 0.0},
     ],
 )
 def test_what_the_model_predicts_and_writes_is_what_its_code_does(
     bench: Bench,
     tiny_name: str,
+    dictionaries: dict[str, hs.Dictionary],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     change: dict[str, Any] | None,
@@ -104,6 +107,8 @@ def test_what_the_model_predicts_and_writes_is_what_its_code_does(
     """
     given = {} if change is None else {"change": change}
     cell = {"text": TEXT, "site": "layer.2", "token": 1, **given}
+    if change is not None and "feature" in change:
+        cell["dictionary"] = bench.dictionary("layer.2")
     answer = bench.answer("state", tiny_name, **cell)
     names = run_python(answer, tmp_path)
     assert float(names["state"].norm()) == pytest.approx(answer["state"]["norm"])

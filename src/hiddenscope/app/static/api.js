@@ -14,8 +14,8 @@
  *   number}[], lens: Prediction[] | string, model?: string, before: Prediction[] | string, after?:
  *   Prediction[], change?: string, used?: Used, features?: string | {feature: number, activation:
  *   number, words: string[]}[]}} StateAnswer
- * @typedef {{token?: number, string?: string, toward?: string, away?: string, strength?: number}}
- *   Used what a state was changed with
+ * @typedef {{token?: number, string?: string, toward?: string, away?: string, strength?: number,
+ *   feature?: number}} Used what a state was changed with
  * @typedef {{text: number, token: number | null, string: string, score: number}} NearestAnswer
  * @typedef {{id: string, analysis: string, model: ModelChoice | null, title: string, findings:
  *   string[], views: {name: string, title: string, kind: string}[], sections: {title: string,

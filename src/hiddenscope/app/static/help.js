@@ -29,8 +29,9 @@ const PARTS = /** @type {[string, string[]][]} */ ([
         "End, Page Up and Page Down go to the edges.",
       "Ablate puts zeros in the place of the state. Patch from text B puts in the state of " +
         "text B in the same column, or at the same position where the grid shows text A alone. " +
-        "Steer adds the difference of two texts’ last states, times a strength. The next token " +
-        "is shown before and after, and Write on lets the model continue the text.",
+        "Steer adds the difference of two texts’ last states, times a strength. Of a dictionary " +
+        "at this site a feature can be added, or scaled: 0 takes it out. The next token is " +
+        "shown before and after, and Write on lets the model continue the text.",
     ],
   ],
   [
