@@ -50,6 +50,13 @@ from hiddenscope.loading.variants import SCHEMES
 from hiddenscope.loading.zoo import ZOO
 from hiddenscope.texts import Labelled
 
+WITH_DICTIONARY = ("contributions", "examples", "features", "lens", "steer")
+PROOF_TEXTS = Parameter(
+    "proof_texts",
+    "word",
+    "Texts that a dictionary is proved on, in place of 40 plain sentences: a file.",
+)
+
 
 def generated(word: str) -> Function:
     """Return the command of an analysis that only asks."""
@@ -76,6 +83,8 @@ def asks(
         replace(parameter, **changes.get(parameter.name, {}))
         for parameter in options_of(description)
     ]
+    if word in WITH_DICTIONARY:
+        more += (PROOF_TEXTS,)
     details = description.details or (
         f"Prints the findings. --out {word}.html keeps the pictures, .csv the numbers."
     )
@@ -126,13 +135,15 @@ def argument_values(
         typed = arguments.get("toward") if parameter.takes_model else value
         feature = feature_in(typed)
         if feature is not None:
-            value = hs.Dictionary.read(feature[1], source)[int(feature[2])]
+            value = read_dictionary(feature[1], source, arguments)[int(feature[2])]
             if parameter.takes_model:
                 value = hs.Direction.of(value, sites=arguments["sites"])
         elif parameter.takes_model:
             value = build_value(parameter, source, arguments)
         elif value is None:
             continue
+        elif parameter.kind == "dictionary" and value not in parameter.choices:
+            value = read_dictionary(value, source, arguments)
         elif parameter.kind == "model":
             value = shared.load_other(value)
         elif parameter.encoded:
@@ -140,7 +151,26 @@ def argument_values(
                 value, targets=arguments["targets"], truncate=arguments["truncate"]
             )
         values[parameter.name] = value
+    if arguments.get("proof_texts") is not None:
+        reason = "no dictionary is read from a file"
+        raise TextError("Cannot use --proof-texts", reason, "Leave it out.")
     return values
+
+
+def read_dictionary(path: str, source: Any, arguments: Arguments) -> "hs.Dictionary":
+    """Read a dictionary, and prove it on a model, which may be on given texts.
+
+    Its site and these texts are then no longer among the arguments.
+    """
+    model = source if isinstance(source, hs.Model) else None
+    site, file = arguments.pop("site", None), arguments.pop("proof_texts")
+    texts = None if file is None else dataset(file).texts
+    try:
+        return hs.Dictionary.read(path, model, site or "", texts)
+    except StatesError as error:
+        call = "read(path, model, texts=...)"
+        remedy = error.remedy.replace(call, "--proof-texts FILE")
+        raise type(error)(error.problem, error.reason, remedy) from error
 
 
 def feature_in(typed: Any) -> re.Match[str] | None:
@@ -334,8 +364,7 @@ def examples(shared: Shared, arguments: Arguments) -> None:
     elif word.endswith(".safetensors"):
         arguments["directions"] = hs.Probe.load(word)
     elif path or os.path.isdir(word):
-        model = source if isinstance(source, hs.Model) else None
-        arguments["directions"] = hs.Dictionary.read(path or word, model)
+        arguments["directions"] = read_dictionary(path or word, source, arguments)
     values = argument_values("examples", shared, arguments, source)
     if path:
         values["features"] = list(map(int, numbers_in("--direction PATH:", numbers)))
