@@ -370,6 +370,11 @@ def command_words(
             arguments += more[1]
         elif parameter.kind == "data":
             path, columns = resolved(value, names)
+            if not parameter.is_argument:
+                if columns != resolved(values["data"], names).columns:
+                    raise NoCommand("The two datasets have different columns.")
+                options += option_words(parameter.option, path)
+                continue
             arguments.append(path)
             for name, column in columns.items():
                 options += option_words(f"--{name}", column)

@@ -345,8 +345,8 @@ def embed(shared: Shared, arguments: Arguments) -> None:
 DIRECTION_CHANGES: dict[str, dict[str, Any]] = {
     "directions": {
         "kind": "word",
-        "help": "A neuron such as layer.3.mlp.neuron.7, a probe (.safetensors), a"
-        " control vector (.gguf), or the folder of a dictionary; PATH:17,18 are"
+        "help": "A neuron such as layer.3.mlp.neuron.7, a probe (.safetensors or"
+        " .nc), a control vector (.gguf), or the folder of a dictionary; PATH:17,18 are"
         " features of it.",
     }
 }
@@ -363,6 +363,8 @@ def examples(shared: Shared, arguments: Arguments) -> None:
         arguments["directions"] = hs.Direction.load(word)
     elif word.endswith(".safetensors"):
         arguments["directions"] = hs.Probe.load(word)
+    elif word.endswith(".nc"):
+        arguments["directions"] = hs.Probe.of(hs.Result.load(word))
     elif path or os.path.isdir(word):
         arguments["directions"] = read_dictionary(path or word, source, arguments)
     values = argument_values("examples", shared, arguments, source)

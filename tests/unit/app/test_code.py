@@ -53,6 +53,45 @@ def test_every_analysis_answers_and_its_code_gives_the_same(
     assert (numpy.load(run_command(answer, tmp_path)) == vectors).all()
 
 
+@pytest.mark.slow
+def test_a_probe_is_tested_on_a_second_dataset(
+    bench: Bench, tiny_name: str, tmp_path: Path
+) -> None:
+    names = {}
+    for name, words in (("train", "The rest is"), ("other", "The best is here")):
+        rows = [f"{words} {k},{'good' if k % 2 else 'bad'}" for k in range(12)]
+        content = "\n".join(["text,label", *rows]).encode()
+        (tmp_path / f"{name}.csv").write_bytes(content)
+        path = f"/api/datasets?file={name}.csv"
+        names[name] = bench.ask("POST", path, content).json["name"]
+    asked = {"data": names["train"], "test": names["other"], "pool": "rolling"}
+    answer = bench.answer("probe", tiny_name, **asked, sites="layer.1")
+    expected = bench.result(answer, tmp_path)
+    assert expected.facts["test"]["data"] == "other.csv"
+    assert "There are too few texts of “bad”" in " ".join(answer["findings"])
+    check_code(answer, expected, tmp_path)
+
+
+def test_two_datasets_with_different_columns_are_no_command() -> None:
+    request = {
+        "analysis": "probe",
+        "model": {"name": "tiny"},
+        "arguments": {"data": "upload:1", "test": "upload:2"},
+    }
+    names = {
+        "upload:1": Named("a.csv", {"label": "mood"}),
+        "upload:2": Named("b.csv", {"label": "mood"}),
+    }
+    command = as_command(request, names).text
+    assert command is not None and "--test b.csv" in command
+    names["upload:2"] = Named("b.csv", {"label": "kind"})
+    found = as_command(request, names)
+    assert found.text is None and "different columns" in found.reason
+    program = as_python(request, names)
+    assert program is not None
+    assert "test=hs.read('b.csv', label='kind')" in program
+
+
 def test_an_analysis_takes_a_second_model(bench: Bench, tiny_name: str) -> None:
     for word in ("drift", "graft"):
         answer = bench.answer(word, tiny_name, **named(bench, QUESTIONS[word]))

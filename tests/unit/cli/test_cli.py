@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import xarray
@@ -270,6 +271,36 @@ def test_a_dictionary_is_proved_on_the_texts_that_are_given(
         assert facts["proved"] == pytest.approx(proof.stated.unexplained, rel=1e-5)
         shares.add(round(facts["proved"], 6))
     assert len(shares) == 2
+
+
+def test_the_scores_of_a_kept_probe_are_shown_token_by_token(
+    folder: str, tmp_path: Path
+) -> None:
+    """Of --out probe.nc too: a probe that a command fitted is followed by another."""
+    for name, last in (("train", 6), ("other", 12)):
+        rows = [
+            f"{text} {'is ' * k},{label}"
+            for k in range(last)
+            for text, label in LABELLED
+        ]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["text,label", *rows]))
+    kept, page = tmp_path / "probe.nc", tmp_path / "examples.json"
+    words = ["probe", f"{tmp_path}/train.csv", "--test", f"{tmp_path}/other.csv"]
+    words += ["--pool", "softmax", "--sites", "layer.1", "--model", folder]
+    said = ask(*words, "--out", str(kept))
+    assert "There are too few texts of “a” to say where 5% of them would ring" in said
+    probe = hs.Probe.of(hs.Result.load(kept))
+    probe.save(tmp_path / "probe.safetensors")
+    states = hs.load(folder).capture([TEXT], "layer.1")
+    assert isinstance(states, hs.States)
+    scores = probe.scores(probe.readings(states["layer.1"]))
+    for path in (kept, tmp_path / "probe.safetensors"):
+        found = ["examples", TEXT, "--direction", str(path), "--model", folder]
+        ask(*found, "-k", "3", "--out", str(page))
+        data = hs.Result.load(page).data
+        strongest = data["activation"].to_numpy()[0, :3]
+        expected = np.sort(scores[1:])[::-1][:3]
+        assert strongest == pytest.approx(expected, rel=1e-4), path
 
 
 def test_every_command_with_a_dictionary_takes_texts_for_its_proof(

@@ -74,6 +74,33 @@ def test_a_table_is_uploaded_its_columns_are_chosen_and_it_is_looked_at(
     assert chosen == ["text", "label", ""]
 
 
+def test_a_probe_is_tested_on_another_dataset_and_says_where_it_rings(
+    look: Opener, tiny_name: str, tmp_path: Path
+) -> None:
+    shown = look(fragment(tab="data", model=tiny_name))
+    page = shown.page
+    for name, words in (("other", "The best is here"), ("train", "The rest is")):
+        rows = [f"{words} {k},{'good' if k % 2 else 'bad'}" for k in range(12)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["text,label", *rows]))
+        page.get_by_label("Upload a dataset").set_input_files(tmp_path / f"{name}.csv")
+        page.get_by_role("button", name=f"{name}.csv").wait_for()
+    page.get_by_role("radio", name="Probe the labels").check()
+    on = page.get_by_label("Test on")
+    assert on.input_value() == ""
+    on.select_option(label="other.csv")
+    page.get_by_label("Pooling").select_option("rolling")
+    page.get_by_text("More options").click()
+    page.get_by_label("Sites").fill("layer.1")
+    shown.run()
+    page.locator(".lines canvas").first.wait_for()
+    found = page.locator(".found").inner_text()
+    assert "On other.csv, 12 other texts" in found
+    assert "that takes 59 that are independent, and there are 6." in found
+    asked = asked_in(shown)
+    assert asked["test"] != asked["data"] and asked["pool"] == "rolling"
+    assert "--test other.csv" in shown.code("As command")
+
+
 def test_a_first_picture_that_comes_late_does_not_replace_the_whole(
     look: Opener, tiny_name: str
 ) -> None:
