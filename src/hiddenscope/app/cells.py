@@ -9,6 +9,7 @@ texts or the states that are nearest to a query.
 
 import json
 import re
+import shutil
 from collections import OrderedDict
 from dataclasses import replace
 from itertools import product
@@ -31,7 +32,7 @@ from hiddenscope.analyses.steer.continuations import (
 from hiddenscope.analyses.steer.sweep import masked_model
 from hiddenscope.app.answers import pack_result
 from hiddenscope.app.cache import StoredResult
-from hiddenscope.errors import Error, SiteError, TextError, TooLarge
+from hiddenscope.errors import Error, FileError, SiteError, TextError, TooLarge
 from hiddenscope.files import identity
 from hiddenscope.passes import Change
 from hiddenscope.results import Result
@@ -453,6 +454,45 @@ def find_states(models: Models, request: Header) -> StoredResult:
         hs.each_token(stored), states[site][token], arguments["k"] + 1, site=site
     )
     return _pack_search(result, stored, (text, token))
+
+
+def fit_dictionary(models: Models, request: Header) -> StoredResult:
+    """Train a dictionary on stored states, and keep it in a folder of its own."""
+    arguments = request["arguments"]
+    folder = Path(arguments["to"])
+    stored = models.stored_states(request["store"])
+    if isinstance(stored, Pair):
+        reason = "they are of an encoder and a decoder"
+        remedy = "Fit it in Python: hs.Pair.load(path).decoder."
+        raise TextError("Cannot train on these states", reason, remedy)
+    name = f"{folder.parent.name}/{folder.name}"
+    reason = "there is something of that name already"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # A worker that was killed leaves an empty folder; anything else stays.
+        is_free = not any(folder.iterdir())
+    except OSError as error:
+        is_free, reason = False, str(error.strerror)
+    if not is_free:
+        raise FileError(f"Cannot keep {name}", reason, "Give another name.")
+    try:
+        fitted = hs.Dictionary.fit(
+            stored,
+            arguments["site"],
+            features=arguments["features"],
+            k=arguments["k"],
+            training=hs.Training(arguments["tokens"], device=models.device),
+        )
+        fitted.save(folder)
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
+    left, dead = fitted.facts["unexplained"], fitted.facts["dead"]
+    findings = (
+        f"{fitted!r} is kept below the folder of --root, in {name}.",
+        f"{left:.1%} of the variance was left in training; {dead:,} are dead.",
+    )
+    return StoredResult({"title": f"The dictionary {name}", "findings": findings})
 
 
 def _states_of_text(stored: StoredStates, text: int) -> States:

@@ -128,6 +128,16 @@ def as_command(request: Values, names: Names) -> Command:
     if store is not None and store not in names:
         return Command(None, "The states are there no longer.")
     options = []
+    if word == "fit" and store is not None:
+        path = names[store].path
+        if path.endswith(".safetensors"):
+            reason = "`hiddenscope fit` reads a store, not a file."
+            return Command(None, f"{reason} {ONLY_PYTHON}")
+        options = [path]
+        for name, value in arguments.items():
+            option = "-k" if name == "k" else f"--{name}"
+            options += option_words(option, value)
+        return Command(shlex.join(["hiddenscope", word, *options]))
     if store is not None:
         options += ["--states", names[store].path]
     if model:
@@ -258,6 +268,12 @@ PAGE_PROGRAMS = {
         "states = {states}",
         "result = hs.profile(states.of({text}))",
         "result.save('profile.html')",
+    ),
+    "fit": (
+        "states = {states}",
+        "dictionary = hs.Dictionary.fit(states, {site!r}, features={features}, k={k},"
+        " training=hs.Training({tokens}))",
+        "dictionary.save({to!r})",
     ),
     "nearest": (
         "states = {states}",

@@ -9,7 +9,8 @@ Some questions only the page asks. `grid`: the norms of a text while it is typed
 texts apart. `state`: all about one state, before and after a change. `continuation`:
 what the model writes after the text, before and after that change. `store`, `kept` and
 `nearest`: of states that were kept before, the texts nearest to a query, the norms of
-one text, and the states nearest to one of it; the last two need no model.
+one text, and the states nearest to one of it; the last two need no model. `fit`: a
+dictionary of features, trained on kept states.
 
 An analysis that reads states is asked of a model, or of kept states: then the request
 has a `store` in place of a `model`.
@@ -185,6 +186,18 @@ class NearestArguments(Strict):
     k: HitCount = 10
 
 
+class FitArguments(Strict):
+    """Train a dictionary on states that were kept before, and keep it below the root in
+    a new folder of this name. What takes hours belongs on the command line.
+    """
+
+    to: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_\-]{0,63}$")]
+    site: SiteName
+    features: Annotated[int, Field(ge=1, le=16_384)] = 1_024
+    k: HitCount = 32
+    tokens: Annotated[int, Field(ge=1, le=10_000_000)] = 1_000_000
+
+
 TYPES: dict[Kind, Any] = {
     "text": OneText,
     "texts": SomeTexts,
@@ -256,6 +269,12 @@ class ModelOrStore(Strict):
         return self
 
 
+class OfStore(Strict):
+    """A request to what kept states alone answer."""
+
+    store: StoreName
+
+
 class OfModel(Strict):
     """A request to what a model computes."""
 
@@ -302,6 +321,7 @@ REQUESTS = {
     "store": _request("store", StoreArguments),
     "kept": _request("kept", KeptArguments, Strict),
     "nearest": _request("nearest", NearestArguments, Strict),
+    "fit": _request("fit", FitArguments, OfStore),
 }
 JobRequest: Any = Annotated[
     Union[tuple(REQUESTS.values())],  # noqa: UP007

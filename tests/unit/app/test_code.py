@@ -211,6 +211,12 @@ def test_states_that_are_gone_have_no_code() -> None:
     given = {"analysis": "profile", "store": "store:0", "arguments": {}}
     assert as_command(given, {}).reason == "The states are there no longer."
     there = {"store:0": Named("/kept/states")}
+    fit = {"store": "store:0", "analysis": "fit"}
+    fit |= {"arguments": {"to": "new", "site": "layer.2", "k": 4}}
+    told = "hiddenscope fit /kept/states --to new --site layer.2 -k 4"
+    assert as_command(fit, there).text == told
+    file = {"store:0": Named("/kept/states.safetensors")}
+    assert "reads a store, not a file" in as_command(fit, file).reason
     assert as_command(given, there).text == (
         "hiddenscope profile --states /kept/states --out profile.html"
     )

@@ -85,6 +85,16 @@ export async function refreshModels(models) {
   models.splice(0, models.length, ...fresh);
 }
 
+/**
+ * The same of the dictionaries: one may have been trained since.
+ * @param {DictionaryAnswer[]} dictionaries
+ */
+export async function refreshDictionaries(dictionaries) {
+  /** @type {DictionaryAnswer[]} */
+  const fresh = await read("/api/dictionaries");
+  dictionaries.splice(0, dictionaries.length, ...fresh);
+}
+
 /** @param {string} path */
 export async function readText(path) {
   return (await fetched(path)).text();

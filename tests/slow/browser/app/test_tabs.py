@@ -200,6 +200,42 @@ def test_a_store_is_analysed_and_without_one_the_tab_says_how_to_make_one(
         bare.page.get_by_text("hiddenscope extract").wait_for()
 
 
+@pytest.mark.parametrize("width", [390, 1366])
+def test_a_dictionary_is_trained_from_the_tab_and_chosen_on_the_grid(
+    look: Opener, bench: Bench, store: hs.Store, tiny_name: str, width: int
+) -> None:
+    name = f"trained-{width}"
+    shown = look(
+        fragment(tab="stores", model=tiny_name, store=bench.store("corpora/states")),
+        width=width,
+    )
+    page = shown.page
+    page.get_by_role("radio", name="Train a dictionary").check()
+    shown.run()
+    page.get_by_text("Fill in “Name” first.").wait_for()
+    page.get_by_label("Name").fill(name)
+    page.get_by_label("Site").select_option("layer.2")
+    page.get_by_role("spinbutton", name="Features").fill("8")
+    page.get_by_label("Active").fill("2")
+    page.get_by_label("Tokens").fill("400")
+    shown.run()
+    page.get_by_role("heading", name=f"The dictionary dictionaries/{name}").wait_for()
+    assert f"in dictionaries/{name}." in page.locator(".findings").inner_text()
+    assert f"--to {name} --site layer.2" in shown.code("As command")
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    # A link fills the form in, and trains nothing.
+    again = look(shown.fragment, width=width)
+    assert again.page.get_by_label("Name").input_value() == name
+    again.page.wait_for_timeout(500)
+    assert again.page.locator(".found").count() == 0
+    again.run()
+    again.page.get_by_text("there is something of that name already").wait_for()
+    shown.open("Grid")
+    shown.overlay("Features")
+    choice = page.get_by_label("Dictionary")
+    assert f"dictionaries/{name}" in choice.inner_text()
+
+
 def test_a_form_that_is_not_filled_in_says_what_is_missing(
     look: Opener, tiny_name: str
 ) -> None:
