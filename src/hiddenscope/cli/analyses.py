@@ -50,7 +50,14 @@ from hiddenscope.loading.variants import SCHEMES
 from hiddenscope.loading.zoo import ZOO
 from hiddenscope.texts import Labelled
 
-WITH_DICTIONARY = ("contributions", "examples", "features", "lens", "steer")
+WITH_DICTIONARY = (
+    "compare",
+    "contributions",
+    "examples",
+    "features",
+    "lens",
+    "steer",
+)
 PROOF_TEXTS = Parameter(
     "proof_texts",
     "word",
@@ -151,10 +158,15 @@ def argument_values(
                 value, targets=arguments["targets"], truncate=arguments["truncate"]
             )
         values[parameter.name] = value
+    check_proved(arguments)
+    return values
+
+
+def check_proved(arguments: Arguments) -> None:
+    """Refuse texts for the proof of a dictionary where none was read."""
     if arguments.get("proof_texts") is not None:
         reason = "no dictionary is read from a file"
         raise TextError("Cannot use --proof-texts", reason, "Leave it out.")
-    return values
 
 
 def read_dictionary(path: str, source: Any, arguments: Arguments) -> "hs.Dictionary":
@@ -250,6 +262,7 @@ def lens(shared: Shared, arguments: Arguments) -> None:
     partial = None
     if kind == "jacobian":
         partial = shared.out.with_suffix(".partial.safetensors")
+    check_proved(arguments)
     fitted = hs.Lens.fit(shared.load(), arguments["texts"], kind, partial=partial)
     fitted.save(shared.out)
     shared.report_written()
@@ -295,6 +308,11 @@ def compare(shared: Shared, arguments: Arguments) -> None:
     options = {name: arguments[name] for name in ("sites", "targets", "truncate")}
     other_target = arguments["other_target"]
     model = shared.load()
+    feature = feature_in(arguments["sites"])
+    if feature is not None:
+        dictionary = read_dictionary(feature[1], model, arguments)
+        options["sites"] = dictionary[int(feature[2])]
+    check_proved(arguments)
     if other is None:
         if other_target is not None:
             other_text = model.encode(

@@ -316,6 +316,7 @@ def test_every_command_with_a_dictionary_takes_texts_for_its_proof(
         ["lens", feature],
         ["contributions", TEXT, "--answer", feature],
         ["steer", TEXT, "--toward", feature],
+        ["compare", TEXT, TEXT[::-1], "--sites", feature],
     )
     for words in commands:
         done = runner.invoke(cli.app, [*words, *proof])
@@ -328,6 +329,8 @@ def test_every_command_with_a_dictionary_takes_texts_for_its_proof(
         ["lens", TEXT],
         ["contributions", TEXT, "--answer", "of"],
         ["steer", TEXT, "--toward", "of", "--away", "is"],
+        ["compare", TEXT, TEXT[::-1]],
+        ["lens", TEXT, "--fit", "tuned", "--out", str(tmp_path / "lens.safetensors")],
     ):
         done = runner.invoke(cli.app, [*words, *proof])
         # Nothing is left unsaid of an option that did nothing.
@@ -335,7 +338,7 @@ def test_every_command_with_a_dictionary_takes_texts_for_its_proof(
 
 
 def test_a_feature_of_a_dictionary_stands_in_place_of_texts(
-    folder: str, sae: str
+    folder: str, sae: str, tmp_path: Path
 ) -> None:
     feature, model = f"feature:{sae}:2", ["--model", folder]
     assert "Feature 2 at layer.1 writes" in ask("lens", feature, *model, "-k", "3")
@@ -343,6 +346,16 @@ def test_a_feature_of_a_dictionary_stands_in_place_of_texts(
     assert "layer.1 along feature 2" in said
     words = ["steer", "The capital", "--toward", feature, *model, "--new-tokens", "0"]
     assert "what feature 2 writes" in ask(*words)
+    path = str(tmp_path / "compare.json")
+    pair = ["compare", TEXT, TEXT[::-1], *model, "--out", path, "--sites"]
+    ask(*pair, feature)
+    own = hs.load(folder)
+    along = hs.Dictionary.read(sae, own)[2]
+    expected = hs.compare(own, TEXT, TEXT[::-1], sites=along).data
+    found = hs.Result.load(path).data
+    xarray.testing.assert_allclose(found, expected, rtol=1e-5)
+    ask(*pair, "layer.1")
+    assert list(hs.Result.load(path).data) != list(found)
     for more, told in (
         (["--away", "is"], "--toward is a feature"),
         (["--sites", "layer.1.mlp.neurons"], "states at layer.1.mlp.neurons have"),
