@@ -155,7 +155,7 @@ def test_a_group_of_negatives_counts_by_its_loudest_text() -> None:
     groups = [f"{k % 2} {k // 4}" for k in range(240)]
     texts = tuple(map(str, range(240)))
     data = Labelled(texts, tuple(labels(240)), "pairs", tuple(groups))
-    result = hs.probe(texts_of(0, 30), labels(30), test=(other, data), pool="rolling:2")
+    result = hs.probe(texts_of(0, 12), labels(12), test=(other, data), pool="rolling:2")
     test, probe = result.facts["test"], hs.Probe.of(result)
     parts = other["layer.1"].split(other.tokens.lengths.tolist())
     peaks = np.array([probe.highest(part) for part in parts])
