@@ -118,7 +118,7 @@ class Parameter:
     label: str = ""
     # None: the same help as on the command line.
     form_help: str | None = None
-    # How a list of choices shows that none is chosen.
+    # How a list of choices shows that none is chosen; empty where one must be.
     empty_choice: str = "none"
     # Shown below the other fields, under "More options".
     aside: bool = False

@@ -9,6 +9,7 @@ texts or the states that are nearest to a query.
 
 import json
 import re
+import shutil
 from collections import OrderedDict
 from dataclasses import replace
 from itertools import product
@@ -31,7 +32,7 @@ from hiddenscope.analyses.steer.continuations import (
 from hiddenscope.analyses.steer.sweep import masked_model
 from hiddenscope.app.answers import pack_result
 from hiddenscope.app.cache import StoredResult
-from hiddenscope.errors import Error, SiteError, TextError, TooLarge
+from hiddenscope.errors import Error, FileError, SiteError, TextError, TooLarge
 from hiddenscope.files import identity
 from hiddenscope.passes import Change
 from hiddenscope.results import Result
@@ -179,7 +180,7 @@ def describe_state(models: Models, request: Header) -> Header:
         described["features"] = _strongest_features(models, model, site, arguments)
     change = arguments.get("change")
     if change is not None:
-        edit, used = _build_change(models, model, site, token, change)
+        edit, used = _build_change(models, model, site, arguments)
         logits = hs.edit(model, [text], {site: edit}, (), logits=True).logits
         described["change"] = change["kind"]
         described["used"] = used
@@ -313,16 +314,15 @@ def continue_text(models: Models, request: Header) -> Header:
             reason,
             "Choose a model that writes text.",
         )
-    token, new_tokens = arguments["token"], arguments["new_tokens"]
+    new_tokens = arguments["new_tokens"]
     site = Site.parse(arguments["site"])
     inputs = model.encode(arguments["text"])
     check_new_tokens(model, inputs, new_tokens)
     with progress.status("Writing on"):
         before = continue_prompts(model, inputs, new_tokens)[0][0]
         continuation = {"before": before}
-        change = arguments.get("change")
-        if change is not None:
-            edit, _ = _build_change(models, model, site, token, change)
+        if arguments.get("change") is not None:
+            edit, _ = _build_change(models, model, site, arguments)
             with hs.editing(model, {site: edit}):
                 after = continue_prompts(model, inputs, new_tokens)[0][0]
             continuation["after"] = after
@@ -330,9 +330,11 @@ def continue_text(models: Models, request: Header) -> Header:
 
 
 def _build_change(
-    models: Models, model: hs.Model, site: Site, token: int, change: Header
+    models: Models, model: hs.Model, site: Site, arguments: Header
 ) -> tuple[Change, Header]:
     """Return a change as `hs.edit` takes it, and what the page shows of it."""
+    token, change = arguments["token"], arguments["change"]
+    strength = change.get("strength", 1.0)
     if change["kind"] == "ablate":
         return hs.Scale(0.0, tokens=token), {}
     if change["kind"] == "replace":
@@ -348,8 +350,14 @@ def _build_change(
         string = donor_states.tokens.strings[donor_token]
         replacement = hs.Replace(donor_states[site][donor_token], tokens=token)
         return replacement, {"token": donor_token, "string": string}
+    if change["kind"] in ("add", "scale"):
+        dictionary = models.dictionary(arguments["dictionary"], model)
+        feature = dictionary.at(str(site))[change["feature"]]
+        used = {"feature": change["feature"], "strength": strength}
+        if change["kind"] == "add":
+            return hs.Add(feature, tokens=token, scale=strength), used
+        return hs.Scale(strength, tokens=token, along=feature), used
     toward, away = _required(change, "toward"), _required(change, "away")
-    strength = change.get("strength", 1.0)
     toward_state = models.states(model, toward)[site][-1]
     away_state = models.states(model, away)[site][-1]
     direction = (toward_state - away_state).to(torch.float32)
@@ -446,6 +454,45 @@ def find_states(models: Models, request: Header) -> StoredResult:
         hs.each_token(stored), states[site][token], arguments["k"] + 1, site=site
     )
     return _pack_search(result, stored, (text, token))
+
+
+def fit_dictionary(models: Models, request: Header) -> StoredResult:
+    """Train a dictionary on stored states, and keep it in a folder of its own."""
+    arguments = request["arguments"]
+    folder = Path(arguments["to"])
+    stored = models.stored_states(request["store"])
+    if isinstance(stored, Pair):
+        reason = "they are of an encoder and a decoder"
+        remedy = "Fit it in Python: hs.Pair.load(path).decoder."
+        raise TextError("Cannot train on these states", reason, remedy)
+    name = f"{folder.parent.name}/{folder.name}"
+    reason = "there is something of that name already"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # A worker that was killed leaves an empty folder; anything else stays.
+        is_free = not any(folder.iterdir())
+    except OSError as error:
+        is_free, reason = False, str(error.strerror)
+    if not is_free:
+        raise FileError(f"Cannot keep {name}", reason, "Give another name.")
+    try:
+        fitted = hs.Dictionary.fit(
+            stored,
+            arguments["site"],
+            features=arguments["features"],
+            k=arguments["k"],
+            training=hs.Training(arguments["tokens"], device=models.device),
+        )
+        fitted.save(folder)
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
+    left, dead = fitted.facts["unexplained"], fitted.facts["dead"]
+    findings = (
+        f"{fitted!r} is kept below the folder of --root, in {name}.",
+        f"{left:.1%} of the variance was left in training; {dead:,} are dead.",
+    )
+    return StoredResult({"title": f"The dictionary {name}", "findings": findings})
 
 
 def _states_of_text(stored: StoredStates, text: int) -> States:

@@ -98,7 +98,7 @@ def as_python(request: Values, names: Names) -> str | None:
             values["k"] += 1
         if arguments.get("change") is not None:
             word = f"{word} changed"
-            values |= _change(arguments)
+            values |= _change(arguments, names)
         program = "\n".join([IMPORT, "", *PAGE_PROGRAMS[word], ""])
         return program.format(**values)
     if word not in ANALYSIS:
@@ -128,6 +128,16 @@ def as_command(request: Values, names: Names) -> Command:
     if store is not None and store not in names:
         return Command(None, "The states are there no longer.")
     options = []
+    if word == "fit" and store is not None:
+        path = names[store].path
+        if path.endswith(".safetensors"):
+            reason = "`hiddenscope fit` reads a store, not a file."
+            return Command(None, f"{reason} {ONLY_PYTHON}")
+        options = [path]
+        for name, value in arguments.items():
+            option = "-k" if name == "k" else f"--{name}"
+            options += option_words(option, value)
+        return Command(shlex.join(["hiddenscope", word, *options]))
     if store is not None:
         options += ["--states", names[store].path]
     if model:
@@ -179,7 +189,7 @@ def _file(word: str) -> str:
     return f"{word}.html" if ANALYSIS[word].result else f"{word}.npy"
 
 
-def _change(arguments: Values) -> dict[str, str]:
+def _change(arguments: Values, names: Names) -> dict[str, str]:
     """Return the change of a state as Python, and the lines before that it needs."""
     change = arguments["change"]
     values = {
@@ -188,6 +198,8 @@ def _change(arguments: Values) -> dict[str, str]:
         "toward": change.get("toward"),
         "away": change.get("away"),
         "strength": change.get("strength", 1.0),
+        "feature": change.get("feature"),
+        "dictionary": resolved(arguments.get("dictionary", ""), names).path,
         "site": arguments["site"],
         "token": arguments["token"],
     }
@@ -198,6 +210,10 @@ def _change(arguments: Values) -> dict[str, str]:
     }
 
 
+FEATURE = (
+    "dictionary = hs.Dictionary.read({dictionary!r}, model).at({site!r})\n"
+    "feature = dictionary[{feature}]\n"
+)
 CHANGES = {
     "ablate": ("", "hs.Scale(0.0, tokens={token})"),
     "replace": (
@@ -209,6 +225,8 @@ CHANGES = {
         "away = model.capture({away!r})[{site!r}][-1]\n",
         "hs.Add((toward - away).float(), tokens={token}, scale={strength!r})",
     ),
+    "add": (FEATURE, "hs.Add(feature, tokens={token}, scale={strength!r})"),
+    "scale": (FEATURE, "hs.Scale({strength!r}, tokens={token}, along=feature)"),
 }
 CAPTURE = (
     "model = {model}",
@@ -250,6 +268,12 @@ PAGE_PROGRAMS = {
         "states = {states}",
         "result = hs.profile(states.of({text}))",
         "result.save('profile.html')",
+    ),
+    "fit": (
+        "states = {states}",
+        "dictionary = hs.Dictionary.fit(states, {site!r}, features={features}, k={k},"
+        " training=hs.Training({tokens}))",
+        "dictionary.save({to!r})",
     ),
     "nearest": (
         "states = {states}",
@@ -362,6 +386,11 @@ def command_words(
             arguments += more[1]
         elif parameter.kind == "data":
             path, columns = resolved(value, names)
+            if not parameter.is_argument:
+                if columns != resolved(values["data"], names).columns:
+                    raise NoCommand("The two datasets have different columns.")
+                options += option_words(parameter.option, path)
+                continue
             arguments.append(path)
             for name, column in columns.items():
                 options += option_words(f"--{name}", column)

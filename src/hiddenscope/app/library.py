@@ -206,6 +206,15 @@ class Library:
         """Return the folder of a dictionary."""
         return self._path(name, _is_dictionary, "dictionary")
 
+    def new_dictionary(self, name: str) -> str:
+        """Return the folder below the root in which a fitted dictionary is kept."""
+        assert self.root is not None, "there are no states without a root"
+        folder = self.root / "dictionaries" / name
+        if folder.resolve() != folder:
+            reason = f"{self._label(folder.parent)} is a link, or what is in it"
+            raise FileError(f"Cannot keep {name}", reason, "Remove the link.")
+        return str(folder)
+
     def stores(self) -> list[StoreAnswer]:
         """List the states that are stored below the root, in files and in stores."""
         stores = []

@@ -21,6 +21,7 @@ from hiddenscope.app.cells import (
     describe_state,
     find_states,
     find_texts,
+    fit_dictionary,
     norms_of,
     reads_of,
     show_stored_text,
@@ -145,4 +146,5 @@ PAGE_QUESTIONS: dict[str, Callable[[Models, Header], StoredResult]] = {
     "kept": show_stored_text,
     "store": find_texts,
     "nearest": find_states,
+    "fit": fit_dictionary,
 }

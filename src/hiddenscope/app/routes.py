@@ -7,6 +7,7 @@ own, under which it can be read later.
 """
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
 from pathlib import Path
@@ -176,6 +177,10 @@ class Desk:
                     arguments[name] = upload.as_argument()
         if "store" in request:
             request["store"] = self._resolve_store(request["store"], identities)
+        if request["analysis"] == "fit":
+            arguments["to"] = self.library.new_dictionary(arguments["to"])
+            # The folder may be gone when the same is asked again.
+            identities.append(secrets.token_hex(8))
         if "store" in arguments:
             arguments.update(self._resolve_store(arguments["store"], identities))
         return key_of(client_request, identities), request

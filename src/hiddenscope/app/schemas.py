@@ -9,7 +9,8 @@ Some questions only the page asks. `grid`: the norms of a text while it is typed
 texts apart. `state`: all about one state, before and after a change. `continuation`:
 what the model writes after the text, before and after that change. `store`, `kept` and
 `nearest`: of states that were kept before, the texts nearest to a query, the norms of
-one text, and the states nearest to one of it; the last two need no model.
+one text, and the states nearest to one of it; the last two need no model. `fit`: a
+dictionary of features, trained on kept states.
 
 An analysis that reads states is asked of a model, or of kept states: then the request
 has a `store` in place of a `model`.
@@ -104,16 +105,18 @@ class ReadsArguments(Strict):
 
 class ChangeChoice(Strict):
     """What is done to a state: taken away, replaced by that of another text, or moved
-    along a direction.
+    along a direction. A feature of the dictionary is added, or what of the state lies
+    along it is scaled: 0 takes it out.
 
     `token` is the token of the other text; without it, the one at the same position.
     """
 
-    kind: Literal["ablate", "replace", "steer"]
+    kind: Literal["ablate", "replace", "steer", "add", "scale"]
     text: OneText | None = None
     token: TokenNumber | None = None
     toward: OneText | None = None
     away: OneText | None = None
+    feature: Annotated[int, Field(ge=0, le=10**9)] | None = None
     strength: Number = 1.0
 
 
@@ -136,6 +139,17 @@ class StateArguments(Strict):
     token: TokenNumber
     dictionary: Annotated[str, Field(pattern=DICTIONARY)] | None = None
     change: ChangeChoice | None = None
+
+    @model_validator(mode="after")
+    def check_feature(self) -> "StateArguments":
+        """Refuse to add or scale a feature without its number or a dictionary."""
+        change = self.change
+        if change is None or change.kind not in ("add", "scale"):
+            return self
+        if change.feature is None or self.dictionary is None:
+            reason = "a change of a feature needs its number, in a dictionary"
+            raise ValueError(reason)
+        return self
 
 
 class ContinuationArguments(StateArguments):
@@ -170,6 +184,18 @@ class NearestArguments(Strict):
     site: SiteName
     token: Annotated[int, Field(ge=0, le=10_000_000)]
     k: HitCount = 10
+
+
+class FitArguments(Strict):
+    """Train a dictionary on states that were kept before, and keep it below the root in
+    a new folder of this name. What takes hours belongs on the command line.
+    """
+
+    to: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_\-]{0,63}$")]
+    site: SiteName
+    features: Annotated[int, Field(ge=1, le=16_384)] = 1_024
+    k: HitCount = 32
+    tokens: Annotated[int, Field(ge=1, le=10_000_000)] = 1_000_000
 
 
 TYPES: dict[Kind, Any] = {
@@ -243,6 +269,12 @@ class ModelOrStore(Strict):
         return self
 
 
+class OfStore(Strict):
+    """A request to what kept states alone answer."""
+
+    store: StoreName
+
+
 class OfModel(Strict):
     """A request to what a model computes."""
 
@@ -289,6 +321,7 @@ REQUESTS = {
     "store": _request("store", StoreArguments),
     "kept": _request("kept", KeptArguments, Strict),
     "nearest": _request("nearest", NearestArguments, Strict),
+    "fit": _request("fit", FitArguments, OfStore),
 }
 JobRequest: Any = Annotated[
     Union[tuple(REQUESTS.values())],  # noqa: UP007

@@ -50,6 +50,20 @@ from hiddenscope.loading.variants import SCHEMES
 from hiddenscope.loading.zoo import ZOO
 from hiddenscope.texts import Labelled
 
+WITH_DICTIONARY = (
+    "compare",
+    "contributions",
+    "examples",
+    "features",
+    "lens",
+    "steer",
+)
+PROOF_TEXTS = Parameter(
+    "proof_texts",
+    "word",
+    "Texts that a dictionary is proved on, in place of 40 plain sentences: a file.",
+)
+
 
 def generated(word: str) -> Function:
     """Return the command of an analysis that only asks."""
@@ -76,6 +90,8 @@ def asks(
         replace(parameter, **changes.get(parameter.name, {}))
         for parameter in options_of(description)
     ]
+    if word in WITH_DICTIONARY:
+        more += (PROOF_TEXTS,)
     details = description.details or (
         f"Prints the findings. --out {word}.html keeps the pictures, .csv the numbers."
     )
@@ -126,13 +142,15 @@ def argument_values(
         typed = arguments.get("toward") if parameter.takes_model else value
         feature = feature_in(typed)
         if feature is not None:
-            value = hs.Dictionary.read(feature[1], source)[int(feature[2])]
+            value = read_dictionary(feature[1], source, arguments)[int(feature[2])]
             if parameter.takes_model:
                 value = hs.Direction.of(value, sites=arguments["sites"])
         elif parameter.takes_model:
             value = build_value(parameter, source, arguments)
         elif value is None:
             continue
+        elif parameter.kind == "dictionary" and value not in parameter.choices:
+            value = read_dictionary(value, source, arguments)
         elif parameter.kind == "model":
             value = shared.load_other(value)
         elif parameter.encoded:
@@ -140,7 +158,31 @@ def argument_values(
                 value, targets=arguments["targets"], truncate=arguments["truncate"]
             )
         values[parameter.name] = value
+    check_proved(arguments)
     return values
+
+
+def check_proved(arguments: Arguments) -> None:
+    """Refuse texts for the proof of a dictionary where none was read."""
+    if arguments.get("proof_texts") is not None:
+        reason = "no dictionary is read from a file"
+        raise TextError("Cannot use --proof-texts", reason, "Leave it out.")
+
+
+def read_dictionary(path: str, source: Any, arguments: Arguments) -> "hs.Dictionary":
+    """Read a dictionary, and prove it on a model, which may be on given texts.
+
+    Its site and these texts are then no longer among the arguments.
+    """
+    model = source if isinstance(source, hs.Model) else None
+    site, file = arguments.pop("site", None), arguments.pop("proof_texts")
+    texts = None if file is None else dataset(file).texts
+    try:
+        return hs.Dictionary.read(path, model, site or "", texts)
+    except StatesError as error:
+        call = "read(path, model, texts=...)"
+        remedy = error.remedy.replace(call, "--proof-texts FILE")
+        raise type(error)(error.problem, error.reason, remedy) from error
 
 
 def feature_in(typed: Any) -> re.Match[str] | None:
@@ -220,6 +262,7 @@ def lens(shared: Shared, arguments: Arguments) -> None:
     partial = None
     if kind == "jacobian":
         partial = shared.out.with_suffix(".partial.safetensors")
+    check_proved(arguments)
     fitted = hs.Lens.fit(shared.load(), arguments["texts"], kind, partial=partial)
     fitted.save(shared.out)
     shared.report_written()
@@ -265,6 +308,11 @@ def compare(shared: Shared, arguments: Arguments) -> None:
     options = {name: arguments[name] for name in ("sites", "targets", "truncate")}
     other_target = arguments["other_target"]
     model = shared.load()
+    feature = feature_in(arguments["sites"])
+    if feature is not None:
+        dictionary = read_dictionary(feature[1], model, arguments)
+        options["sites"] = dictionary[int(feature[2])]
+    check_proved(arguments)
     if other is None:
         if other_target is not None:
             other_text = model.encode(
@@ -315,8 +363,8 @@ def embed(shared: Shared, arguments: Arguments) -> None:
 DIRECTION_CHANGES: dict[str, dict[str, Any]] = {
     "directions": {
         "kind": "word",
-        "help": "A neuron such as layer.3.mlp.neuron.7, a probe (.safetensors), a"
-        " control vector (.gguf), or the folder of a dictionary; PATH:17,18 are"
+        "help": "A neuron such as layer.3.mlp.neuron.7, a probe (.safetensors or"
+        " .nc), a control vector (.gguf), or the folder of a dictionary; PATH:17,18 are"
         " features of it.",
     }
 }
@@ -333,9 +381,10 @@ def examples(shared: Shared, arguments: Arguments) -> None:
         arguments["directions"] = hs.Direction.load(word)
     elif word.endswith(".safetensors"):
         arguments["directions"] = hs.Probe.load(word)
+    elif word.endswith(".nc"):
+        arguments["directions"] = hs.Probe.of(hs.Result.load(word))
     elif path or os.path.isdir(word):
-        model = source if isinstance(source, hs.Model) else None
-        arguments["directions"] = hs.Dictionary.read(path or word, model)
+        arguments["directions"] = read_dictionary(path or word, source, arguments)
     values = argument_values("examples", shared, arguments, source)
     if path:
         values["features"] = list(map(int, numbers_in("--direction PATH:", numbers)))

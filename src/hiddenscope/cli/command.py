@@ -178,7 +178,7 @@ def _read(parameters: Sequence[Parameter], values: Arguments) -> Arguments:
             continue
         elif parameter.kind == "integer" and parameter.least is not None:
             integer(word, parameter.option, parameter.least)
-        elif parameter.kind == "sites":
+        elif parameter.kind == "sites" and not word.startswith("feature:"):
             check_syntax(word)
         elif parameter.kind == "text":
             arguments[parameter.name] = text_in(word)
@@ -198,8 +198,9 @@ def _check_models(
             continue
         known = outline(model)
         for name in ("sites", "site"):
-            if arguments.get(name) is not None:
-                check_sites(known, arguments[name])
+            sites = arguments.get(name)
+            if sites is not None and not sites.startswith("feature:"):
+                check_sites(known, sites)
         if "heads" in arguments:
             check_attention(known, arguments["layers"], arguments["heads"])
         if verb_if_head_needed and known.headless:

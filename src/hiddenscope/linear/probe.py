@@ -222,6 +222,11 @@ class Probe:
         )
         return np.append(scores[:1], [*means][1:])
 
+    def highest(self, states: ArrayLike | torch.Tensor) -> float:
+        """Return the highest score that a text reaches, at a token after the first."""
+        scores = self.so_far(self.readings(states))
+        return float(scores[min(1, len(scores) - 1) :].max())
+
     def threshold(
         self, negatives: States | ArrayLike, *, false_positives: float = 0.01
     ) -> Threshold:
@@ -246,8 +251,7 @@ class Probe:
         if isinstance(negatives, States):
             lengths = negatives.tokens.lengths.tolist()
             parts = torch.split(negatives[self.site], lengths)
-            texts = [self.so_far(self.readings(part)) for part in parts]
-            negatives = [text[min(1, len(text) - 1) :].max() for text in texts]
+            negatives = [self.highest(part) for part in parts]
         scores = _labels(negatives, np.float64)
         if scores.ndim != 1 or not len(scores) or not np.isfinite(scores).all():
             reason = "there is no finite score of each negative"
@@ -262,7 +266,7 @@ class Probe:
         bounds = beta.ppf(0.95, above + 1, count - above)
         allowed = int((bounds <= false_positives).sum())
         if not allowed:
-            needed = int(np.ceil(np.log(0.05) / np.log1p(-false_positives)))
+            needed = negatives_needed(false_positives)
             raise StatesError(
                 f"Too few negatives to say where {false_positives:.3g} of them ring",
                 f"that takes {needed:,}, and there are {count:,}",
@@ -436,6 +440,15 @@ class Probe:
         if not _all_finite(self.intercept_):
             return "its intercepts are not all finite numbers"
         return ""
+
+
+def negatives_needed(false_positives: float) -> int:
+    """Return how many negatives can show that no more than this share of them ring.
+
+    >>> [negatives_needed(rate) for rate in (0.05, 0.01, 0.001)]
+    [59, 299, 2995]
+    """
+    return int(np.ceil(np.log(0.05) / np.log1p(-false_positives)))
 
 
 def unscaled(

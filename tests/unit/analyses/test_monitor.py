@@ -10,6 +10,7 @@ import hiddenscope as hs
 from hiddenscope.errors import Error
 from hiddenscope.sites import Site
 from hiddenscope.states import Source, States, Tokens
+from hiddenscope.texts import Labelled
 
 WIDTH = 6
 
@@ -117,6 +118,76 @@ def test_a_test_equals_scoring_by_hand() -> None:
     assert numbers.facts["test"]["r2"] == pytest.approx(value)
     assert "interval" not in numbers.facts["test"]
     assert "its uncertainty is not known" in numbers.summary()
+
+
+def test_a_test_says_where_the_probe_rings_and_what_it_catches() -> None:
+    """Each number is that of the threshold which Python sets on the same texts."""
+    other = texts_of(1, 640, shift=2)
+    result = hs.probe(
+        texts_of(0, 30), labels(30), test=(other, labels(640)), pool="softmax"
+    )
+    test, probe = result.facts["test"], hs.Probe.of(result)
+    parts = other["layer.1"].split(other.tokens.lengths.tolist())
+    peaks = np.array([probe.so_far(probe.readings(part))[1:].max() for part in parts])
+    assert test["negatives"] == 320
+    assert [alarm["rate"] for alarm in test["alarms"]] == [0.05, 0.01, 0.001]
+    assert [alarm["needed"] for alarm in test["alarms"]] == [59, 299, 2995]
+    for alarm in test["alarms"][:2]:
+        expected = probe.threshold(peaks[::2], false_positives=alarm["rate"])
+        assert {name: alarm[name] for name in ("value", "alarms", "at_most")} == {
+            "value": expected.value,
+            "alarms": expected.alarms,
+            "at_most": expected.at_most,
+        }
+        assert (peaks[::2] > alarm["value"]).sum() == alarm["alarms"]
+        assert alarm["caught"] == (peaks[1::2] > alarm["value"]).mean()
+        low, high = alarm["interval"]
+        assert 0 < low < alarm["caught"] <= high <= 1
+    assert "value" not in test["alarms"][2]
+    said = result.summary()
+    assert "For at most 1% of “calm” to ring" in said and "of “loud”" in said
+    assert "that takes 2,995 that are independent, and there are 320." in said
+
+
+def test_a_group_of_negatives_counts_by_its_loudest_text() -> None:
+    other = texts_of(1, 240)
+    # Pairs of calm texts, and pairs of loud ones.
+    groups = [f"{k % 2} {k // 4}" for k in range(240)]
+    texts = tuple(map(str, range(240)))
+    data = Labelled(texts, tuple(labels(240)), "pairs", tuple(groups))
+    result = hs.probe(texts_of(0, 12), labels(12), test=(other, data), pool="rolling:2")
+    test, probe = result.facts["test"], hs.Probe.of(result)
+    parts = other["layer.1"].split(other.tokens.lengths.tolist())
+    peaks = np.array([probe.highest(part) for part in parts])
+    loudest = np.maximum(peaks[0::4], peaks[2::4])
+    assert test["negatives"] == 60
+    first = test["alarms"][0]
+    assert first["value"] == probe.threshold(loudest, false_positives=0.05).value
+    assert "value" not in test["alarms"][1]
+
+
+def test_the_bound_on_false_alarms_holds_on_fresh_texts() -> None:
+    drawn, fresh = texts_of(0, 640, signal=0), texts_of(50, 2000, signal=0)
+    result = hs.probe(
+        texts_of(90, 30), labels(30), test=(drawn, labels(640)), pool="softmax"
+    )
+    probe = hs.Probe.of(result)
+    parts = fresh["layer.1"].split(fresh.tokens.lengths.tolist())
+    peaks = np.array([probe.highest(part) for part in parts])
+    alarm = result.facts["test"]["alarms"][0]
+    # Two standard errors of 2,000 texts.
+    assert (peaks > alarm["value"]).mean() <= alarm["at_most"] + 0.01
+    assert (peaks > alarm["value"]).mean() > 0.01
+    # Without a signal in the test nothing more is caught than rings by chance.
+    assert alarm["interval"][0] <= 0.05
+
+
+def test_other_poolings_say_nothing_of_alarms() -> None:
+    """Their tokens are not held, and a text rings at any of them."""
+    for pool in ("mean", "last"):
+        test = (texts_of(1, 160), labels(160))
+        found = hs.probe(texts_of(0, 30), labels(30), test=test, pool=pool)
+        assert "alarms" not in found.facts["test"]
 
 
 TEXTS = [f"number {k} is {'good' if k % 2 else 'bad'} and {k * k}" for k in range(24)]

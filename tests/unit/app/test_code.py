@@ -53,6 +53,45 @@ def test_every_analysis_answers_and_its_code_gives_the_same(
     assert (numpy.load(run_command(answer, tmp_path)) == vectors).all()
 
 
+@pytest.mark.slow
+def test_a_probe_is_tested_on_a_second_dataset(
+    bench: Bench, tiny_name: str, tmp_path: Path
+) -> None:
+    names = {}
+    for name, words in (("train", "The rest is"), ("other", "The best is here")):
+        rows = [f"{words} {k},{'good' if k % 2 else 'bad'}" for k in range(12)]
+        content = "\n".join(["text,label", *rows]).encode()
+        (tmp_path / f"{name}.csv").write_bytes(content)
+        path = f"/api/datasets?file={name}.csv"
+        names[name] = bench.ask("POST", path, content).json["name"]
+    asked = {"data": names["train"], "test": names["other"], "pool": "rolling"}
+    answer = bench.answer("probe", tiny_name, **asked, sites="layer.1")
+    expected = bench.result(answer, tmp_path)
+    assert expected.facts["test"]["data"] == "other.csv"
+    assert "There are too few texts of “bad”" in " ".join(answer["findings"])
+    check_code(answer, expected, tmp_path)
+
+
+def test_two_datasets_with_different_columns_are_no_command() -> None:
+    request = {
+        "analysis": "probe",
+        "model": {"name": "tiny"},
+        "arguments": {"data": "upload:1", "test": "upload:2"},
+    }
+    names = {
+        "upload:1": Named("a.csv", {"label": "mood"}),
+        "upload:2": Named("b.csv", {"label": "mood"}),
+    }
+    command = as_command(request, names).text
+    assert command is not None and "--test b.csv" in command
+    names["upload:2"] = Named("b.csv", {"label": "kind"})
+    found = as_command(request, names)
+    assert found.text is None and "different columns" in found.reason
+    program = as_python(request, names)
+    assert program is not None
+    assert "test=hs.read('b.csv', label='kind')" in program
+
+
 def test_an_analysis_takes_a_second_model(bench: Bench, tiny_name: str) -> None:
     for word in ("drift", "graft"):
         answer = bench.answer(word, tiny_name, **named(bench, QUESTIONS[word]))
@@ -90,11 +129,14 @@ def test_the_code_of_the_grid_and_of_what_a_token_reads_runs(
         {"kind": "replace", "text": "a b c d e"},
         {"kind": "replace", "text": "a b c d e", "token": 3},
         {"kind": "steer", "toward": "a", "away": "b", "strength": 9.0},
+        {"kind": "add", "feature": 7, "strength": 9.0},
+        {"kind": "scale", "feature": 7, "strength": 0.0},
     ],
 )
 def test_what_the_model_predicts_and_writes_is_what_its_code_does(
     bench: Bench,
     tiny_name: str,
+    dictionaries: dict[str, hs.Dictionary],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     change: dict[str, Any] | None,
@@ -104,6 +146,8 @@ def test_what_the_model_predicts_and_writes_is_what_its_code_does(
     """
     given = {} if change is None else {"change": change}
     cell = {"text": TEXT, "site": "layer.2", "token": 1, **given}
+    if change is not None and "feature" in change:
+        cell["dictionary"] = bench.dictionary("layer.2")
     answer = bench.answer("state", tiny_name, **cell)
     names = run_python(answer, tmp_path)
     assert float(names["state"].norm()) == pytest.approx(answer["state"]["norm"])
@@ -167,6 +211,12 @@ def test_states_that_are_gone_have_no_code() -> None:
     given = {"analysis": "profile", "store": "store:0", "arguments": {}}
     assert as_command(given, {}).reason == "The states are there no longer."
     there = {"store:0": Named("/kept/states")}
+    fit = {"store": "store:0", "analysis": "fit"}
+    fit |= {"arguments": {"to": "new", "site": "layer.2", "k": 4}}
+    told = "hiddenscope fit /kept/states --to new --site layer.2 -k 4"
+    assert as_command(fit, there).text == told
+    file = {"store:0": Named("/kept/states.safetensors")}
+    assert "reads a store, not a file" in as_command(fit, file).reason
     assert as_command(given, there).text == (
         "hiddenscope profile --states /kept/states --out profile.html"
     )

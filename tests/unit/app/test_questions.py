@@ -140,15 +140,74 @@ def test_the_strongest_features_of_a_state_are_those_of_the_analysis(
     assert said == f"The dictionary is of {site}."
 
 
+def test_a_feature_is_added_scaled_and_taken_out(
+    bench: Bench, tiny_name: str, dictionaries: dict[str, hs.Dictionary]
+) -> None:
+    """What the page says after a change is what the library says after it."""
+    cell = {"text": TEXT, "site": "layer.2", "token": 3}
+    cell["dictionary"] = bench.dictionary("layer.2")
+
+    def state(kind: str, strength: float) -> dict[str, Any]:
+        change = {"kind": kind, "feature": 5, "strength": strength}
+        answer = bench.answer("state", tiny_name, **cell, change=change)
+        told: dict[str, Any] = answer["state"]
+        assert told["change"] == kind
+        assert told["used"] == {"feature": 5, "strength": strength}
+        return told
+
+    model = hs.load(bench.settings.root / "models" / "tiny")  # type: ignore[operator]
+    direction = dictionaries["layer.2"].directions[5]
+    for kind, strength, change in (
+        ("add", 4.0, hs.Add(direction, tokens=3, scale=4.0)),
+        ("scale", 3.0, hs.Scale(3.0, tokens=3, along=direction)),
+        ("scale", 0.0, hs.Project(direction, tokens=3)),
+    ):
+        told = state(kind, strength)
+        logits: Any = hs.edit(model, [TEXT], {"layer.2": change}, (), logits=True)
+        expected = logits.logits[-1].softmax(-1).topk(10).values.tolist()
+        after = [one["probability"] for one in told["after"]]
+        assert after == pytest.approx(expected, rel=1e-5)
+        assert told["after"] != told["before"]
+    same = state("scale", 1.0)
+    assert [one["word"] for one in same["after"]] == [
+        one["word"] for one in same["before"]
+    ]
+
+
 def test_a_dictionary_of_another_model_is_refused_and_the_state_is_told(
     bench: Bench, dictionaries: dict[str, hs.Dictionary]
 ) -> None:
-    cell = {"text": TEXT, "site": "layer.2", "token": 3}
+    cell: dict[str, Any] = {"text": TEXT, "site": "layer.2", "token": 3}
     name = bench.dictionary("layer.2")
     words = bench.folder("models/words")
     told = bench.answer("state", words, **cell, dictionary=name)["state"]
     assert told["norm"] > 0
     assert told["features"].endswith("Give a dictionary of this model.")
+    # To change one of its features there is another matter.
+    cell |= {"dictionary": name, "change": {"kind": "add", "feature": 0}}
+    job = bench.over("state", words, **cell)
+    assert job["error"].endswith("Give a dictionary of this model.")
+
+
+def test_a_feature_that_cannot_be_changed_is_refused_in_a_sentence(
+    bench: Bench, tiny_name: str, dictionaries: dict[str, hs.Dictionary]
+) -> None:
+    cell: dict[str, Any] = {"text": TEXT, "site": "layer.2", "token": 3}
+    count = len(dictionaries["layer.2"])
+    last = {"kind": "add", "feature": count - 1}
+    beyond = {"kind": "scale", "feature": count}
+    of_mlp = bench.dictionary("layer.2.mlp")
+    for change, name, said in (
+        (beyond, bench.dictionary("layer.2"), f"No feature {count}: the dictionary"),
+        (last, of_mlp, "do not write to layer.2: they write to layer.2.mlp"),
+    ):
+        asked = cell | {"change": change, "dictionary": name}
+        for word in ("state", "continuation"):
+            job = bench.over(word, tiny_name, **asked)
+            assert job["state"] == "failed" and said in job["error"], job
+    gone = cell | {"change": last, "dictionary": "dictionary:0123456789abcdef"}
+    refused = bench.submit("state", tiny_name, **gone)
+    assert refused.status == 422 and "No dictionary" in refused.json["detail"]
 
 
 def test_answers_are_the_likeliest_tokens_that_differ(

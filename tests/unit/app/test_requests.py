@@ -51,7 +51,17 @@ LIMITS: list[tuple[str, str, list[Any], list[Any]]] = [
             {"kind": "x"},
             {"kind": "steer", "strength": 1e6 + 1},
             {"kind": "ablate", "x": 1},
+            {"kind": "add", "feature": -1},
+            {"kind": "scale", "feature": 1.5},
+            # A feature is one of a dictionary.
+            {"kind": "add", "feature": 1},
         ],
+    ),
+    (
+        "continuation",
+        "change",
+        [],
+        [{"kind": "scale", "feature": 10**9 + 1}, {"kind": "add"}],
     ),
     ("continuation", "new_tokens", [1, 60], [0, 61]),
     ("answers", "b", ["x"], [""]),

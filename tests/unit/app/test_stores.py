@@ -1,18 +1,27 @@
 """Kept states in the workbench: listed, read in pages, searched and analysed."""
 
+import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from typer.testing import CliRunner
 
 import hiddenscope as hs
-from hiddenscope.app.library import read_texts
+from hiddenscope.app.cells import Models, fit_dictionary
+from hiddenscope.app.library import Library, read_texts
+from hiddenscope.app.settings import Settings
+from hiddenscope.cli import main as cli
+from hiddenscope.errors import Error
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from tests.workbench.code import check_code, run_python, same
 from tests.workbench.serving import Bench
 from tests.workbench.texts import TEXTS
 
+runner = CliRunner()
 STORE, FILE = "corpora/states", "corpora/kept.safetensors"
 CITIES = hs.read("cities-incomplete")
 LABELLED = {"data": "cities-incomplete", "sites": "layer.1"}
@@ -121,6 +130,10 @@ def test_states_of_two_stacks_are_searched_by_the_code_too(
     assert "--site encoder.layer.1" in answer["command"]
     job = bench.over("kept", store=name, text=0)
     assert job["state"] == "failed" and "an encoder and a decoder" in job["error"]
+    training = bench.submit("fit", None, on=name, **to_fit("pair"))
+    job = bench.wait(training.json["id"])
+    assert job["state"] == "failed" and "an encoder and a decoder" in job["error"]
+    assert not (root / "dictionaries" / "pair").exists()
 
 
 def test_texts_of_a_store_that_is_not_complete_keep_their_numbers(
@@ -218,3 +231,107 @@ def test_labels_of_other_texts_are_refused(bench: Bench, cities: hs.Store) -> No
     name = bench.store("corpora/cities")
     job = bench.over("probe", on=name, data="cities-complete")
     assert job["state"] == "failed" and "are not those of the states" in job["error"]
+
+
+def to_fit(name: str, **more: Any) -> dict[str, Any]:
+    few = {"features": 8, "k": 2, "tokens": 400, "site": "layer.2"}
+    return {"to": name, **few, **more}
+
+
+def test_a_dictionary_is_trained_on_a_store_and_offered(
+    bench: Bench, store: hs.Store, tmp_path: Path
+) -> None:
+    """Its numbers are those of the library, of its program and of its command."""
+    assert bench.settings.root is not None
+    folder = bench.settings.root / "dictionaries" / "mine"
+    job = bench.submit("fit", None, on=bench.store(STORE), **to_fit("mine"))
+    answer = bench.ask("GET", f"/api/results/{bench.wait(job.json['id'])['result']}")
+    own = hs.Dictionary.fit(
+        store, "layer.2", features=8, k=2, training=hs.Training(400)
+    )
+    told = " ".join(answer.json["findings"])
+    assert "in dictionaries/mine." in told
+    assert f"{own.facts['unexplained']:.1%} of the variance was left" in told
+    namespace = run_python(answer.json, tmp_path)
+    words = shlex.split(answer.json["command"])[1:]
+    words[words.index("--to") + 1] = str(tmp_path / "command")
+    assert runner.invoke(cli.app, words).exit_code == 0
+    for fitted in (folder, tmp_path / "mine", tmp_path / "command"):
+        read = hs.Dictionary.read(fitted)
+        assert torch.allclose(read.directions, own.directions, atol=1e-6), fitted
+    assert namespace["dictionary"].reads == "layer.2"
+    # It is offered at once, and nothing is ever written over it.
+    assert bench.dictionary("mine")
+    before = sorted((file.name, file.read_bytes()) for file in folder.iterdir())
+    job = bench.submit("fit", None, on=bench.store(STORE), **to_fit("mine"))
+    over = bench.wait(job.json["id"])
+    assert over["state"] == "failed"
+    assert "dictionaries/mine: there is something of that name" in over["error"]
+    after = sorted((file.name, file.read_bytes()) for file in folder.iterdir())
+    assert after == before
+    # Once it was removed, the same may be asked again.
+    shutil.rmtree(folder)
+    job = bench.submit("fit", None, on=bench.store(STORE), **to_fit("mine"))
+    assert bench.wait(job.json["id"])["state"] == "done" and folder.is_dir()
+    shutil.rmtree(folder)
+
+
+def test_a_fit_that_cannot_be_done_leaves_nothing(
+    bench: Bench,
+    store: hs.Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    root = bench.settings.root
+    assert root is not None
+    name = bench.store(STORE)
+    for arguments, said in (
+        (to_fit("../out"), "“to” cannot be"),
+        (to_fit("a/b"), "“to” cannot be"),
+        (to_fit(".hidden"), "“to” cannot be"),
+        (to_fit("x" * 65), "“to” cannot be"),
+        (to_fit("x", features=16_385), "at most 16,384"),
+        (to_fit("x", k=0), "at least 1"),
+        (to_fit("x", tokens=10**8), "at most 10,000,000"),
+    ):
+        refused = bench.submit("fit", None, on=name, **arguments)
+        assert refused.status == 422 and said in refused.json["detail"]
+    for arguments, said in (
+        (to_fit("x", features=10_000, k=2), "Give more texts, or ask for fewer."),
+        (to_fit("x", k=9), "k is 9, and there are 8 features"),
+        (to_fit("x", site="layer.99"), "layer.99"),
+    ):
+        job = bench.submit("fit", None, on=name, **arguments)
+        over = bench.wait(job.json["id"])
+        assert over["state"] == "failed" and said in over["error"]
+        assert not (root / "dictionaries" / "x").exists()
+    (root / "dictionaries" / "file").write_text("mine")
+    job = bench.submit("fit", None, on=name, **to_fit("file"))
+    assert "File exists" in bench.wait(job.json["id"])["error"]
+    (root / "dictionaries" / "file").unlink()
+    # A cancelled job ends so, wherever it is.
+    request = {
+        "arguments": to_fit("x") | {"to": str(tmp_path / "dictionaries" / "x")},
+        "store": {"path": str(store.path), "identity": ""},
+    }
+    monkeypatch.setattr(hs.Dictionary, "save", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fit_dictionary(Models(), request)
+    assert not list((tmp_path / "dictionaries").iterdir())
+
+
+def interrupted(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_dictionary_is_never_kept_behind_a_link(tmp_path: Path) -> None:
+    root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
+    root.mkdir()
+    elsewhere.mkdir()
+    library = Library(Settings(root=root, folder=tmp_path / "app"))
+    assert library.new_dictionary("x") == str(root / "dictionaries" / "x")
+    (root / "dictionaries").symlink_to(elsewhere)
+    with pytest.raises(Error, match="is a link") as raised:
+        library.new_dictionary("x")
+    assert "\n" not in str(raised.value)
+    assert not list(elsewhere.iterdir())

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import xarray
@@ -234,9 +235,9 @@ def test_texts_come_from_files_and_from_stdin(folder: str, tmp_path: Path) -> No
     assert (done.exit_code, "No column 'no'" in done.stderr) == (2, True)
 
 
-def test_a_feature_of_a_dictionary_stands_in_place_of_texts(
-    folder: str, tmp_path: Path
-) -> None:
+@pytest.fixture
+def sae(folder: str, tmp_path: Path) -> str:
+    """The folder of a dictionary of the model: components of its states."""
     rows = hs.load(folder).capture([TEXT, TEXT[::-1]], "layer.1")["layer.1"]
     _, _, components = torch.linalg.svd(rows, full_matrices=False)
     both = torch.cat([components[:6], -components[:6]])
@@ -249,12 +250,112 @@ def test_a_feature_of_a_dictionary_stands_in_place_of_texts(
         "layer.1",
         Encoding("relu"),
     ).save(tmp_path / "sae")
-    feature, model = f"feature:{tmp_path}/sae:2", ["--model", folder]
+    return str(tmp_path / "sae")
+
+
+def test_a_dictionary_is_proved_on_the_texts_that_are_given(
+    folder: str, sae: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "own.txt"
+    file.write_text(f"{TEXT}\n{TEXT[::-1]}\n")
+    model = ["--model", folder]
+    asked = ["features", TEXT, TEXT[::-1], "--dictionary", sae, *model, "--json"]
+    shares = set()
+    for options, texts in (
+        ([], None),
+        (["--proof-texts", str(file)], [TEXT, TEXT[::-1]]),
+    ):
+        facts = json.loads(ask(*asked, *options))["facts"]
+        proof = hs.Dictionary.read(sae, hs.load(folder), texts=texts).proof
+        assert proof is not None
+        assert facts["proved"] == pytest.approx(proof.stated.unexplained, rel=1e-5)
+        shares.add(round(facts["proved"], 6))
+    assert len(shares) == 2
+
+
+def test_the_scores_of_a_kept_probe_are_shown_token_by_token(
+    folder: str, tmp_path: Path
+) -> None:
+    """Of --out probe.nc too: a probe that a command fitted is followed by another."""
+    for name, last in (("train", 6), ("other", 12)):
+        rows = [
+            f"{text} {'is ' * k},{label}"
+            for k in range(last)
+            for text, label in LABELLED
+        ]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["text,label", *rows]))
+    kept, page = tmp_path / "probe.nc", tmp_path / "examples.json"
+    words = ["probe", f"{tmp_path}/train.csv", "--test", f"{tmp_path}/other.csv"]
+    words += ["--pool", "softmax", "--sites", "layer.1", "--model", folder]
+    said = ask(*words, "--out", str(kept))
+    assert "There are too few texts of “a” to say where 5% of them would ring" in said
+    probe = hs.Probe.of(hs.Result.load(kept))
+    probe.save(tmp_path / "probe.safetensors")
+    states = hs.load(folder).capture([TEXT], "layer.1")
+    assert isinstance(states, hs.States)
+    scores = probe.scores(probe.readings(states["layer.1"]))
+    for path in (kept, tmp_path / "probe.safetensors"):
+        found = ["examples", TEXT, "--direction", str(path), "--model", folder]
+        ask(*found, "-k", "3", "--out", str(page))
+        data = hs.Result.load(page).data
+        strongest = data["activation"].to_numpy()[0, :3]
+        expected = np.sort(scores[1:])[::-1][:3]
+        assert strongest == pytest.approx(expected, rel=1e-4), path
+
+
+def test_every_command_with_a_dictionary_takes_texts_for_its_proof(
+    folder: str, sae: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "short.txt"
+    file.write_text("T\n")
+    proof = ["--proof-texts", str(file), "--model", folder]
+    feature = f"feature:{sae}:2"
+    commands = (
+        ["features", TEXT, "--dictionary", sae],
+        ["examples", TEXT, "--direction", f"{sae}:2"],
+        ["lens", feature],
+        ["contributions", TEXT, "--answer", feature],
+        ["steer", TEXT, "--toward", feature],
+        ["compare", TEXT, TEXT[::-1], "--sites", feature],
+    )
+    for words in commands:
+        done = runner.invoke(cli.app, [*words, *proof])
+        # One token has nothing beside the first.
+        assert (done.exit_code, "no states are left" in done.stderr) == (2, True)
+        assert "or more: --proof-texts FILE." in done.stderr
+    for words in (
+        ["features", TEXT, "--site", "layer.1"],
+        ["examples", TEXT, "--direction", "layer.1.mlp.neuron.3"],
+        ["lens", TEXT],
+        ["contributions", TEXT, "--answer", "of"],
+        ["steer", TEXT, "--toward", "of", "--away", "is"],
+        ["compare", TEXT, TEXT[::-1]],
+        ["lens", TEXT, "--fit", "tuned", "--out", str(tmp_path / "lens.safetensors")],
+    ):
+        done = runner.invoke(cli.app, [*words, *proof])
+        # Nothing is left unsaid of an option that did nothing.
+        assert (done.exit_code, "no dictionary is read" in done.stderr) == (2, True)
+
+
+def test_a_feature_of_a_dictionary_stands_in_place_of_texts(
+    folder: str, sae: str, tmp_path: Path
+) -> None:
+    feature, model = f"feature:{sae}:2", ["--model", folder]
     assert "Feature 2 at layer.1 writes" in ask("lens", feature, *model, "-k", "3")
     said = ask("contributions", "The capital", "--answer", feature, *model)
     assert "layer.1 along feature 2" in said
     words = ["steer", "The capital", "--toward", feature, *model, "--new-tokens", "0"]
     assert "what feature 2 writes" in ask(*words)
+    path = str(tmp_path / "compare.json")
+    pair = ["compare", TEXT, TEXT[::-1], *model, "--out", path, "--sites"]
+    ask(*pair, feature)
+    own = hs.load(folder)
+    along = hs.Dictionary.read(sae, own)[2]
+    expected = hs.compare(own, TEXT, TEXT[::-1], sites=along).data
+    found = hs.Result.load(path).data
+    xarray.testing.assert_allclose(found, expected, rtol=1e-5)
+    ask(*pair, "layer.1")
+    assert list(hs.Result.load(path).data) != list(found)
     for more, told in (
         (["--away", "is"], "--toward is a feature"),
         (["--sites", "layer.1.mlp.neurons"], "states at layer.1.mlp.neurons have"),

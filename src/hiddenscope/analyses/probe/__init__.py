@@ -50,7 +50,13 @@ def probe(
         Literal["classify", "regress"], ask("Classes, or numbers.")
     ] = "classify",
     test: Annotated[
-        Any, ask("Other labelled texts that the probes are tested on.", in_form=False)
+        Any,
+        ask(
+            "Other labelled texts that the probes are tested on.",
+            kind="data",
+            label="Test on",
+            of_model=True,
+        ),
     ] = None,
     pool: Annotated["Pooling | None", PROBE_POOL] = None,
     sites: Annotated["SitePatterns", SITES] = "layer.*,final",

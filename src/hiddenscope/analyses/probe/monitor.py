@@ -1,6 +1,7 @@
 """Monitors: probes that pool the scores of tokens, and their test on other texts."""
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -8,19 +9,22 @@ import numpy as np
 
 from hiddenscope.analyses.probe.design import Design, ProbeTarget
 from hiddenscope.analyses.probe.labels import Rows, labelled_rows
-from hiddenscope.analyses.probe.story import ProbeReport, TestScore
+from hiddenscope.analyses.probe.story import Alarm, ProbeReport, TestScore
 from hiddenscope.errors import StatesError
 from hiddenscope.linear.intervals import wilson
-from hiddenscope.linear.probe import Probe, Task
+from hiddenscope.linear.probe import Probe, Task, negatives_needed
 from hiddenscope.measures.grouped import effective_count
 from hiddenscope.model import Model
 from hiddenscope.results import Result
 from hiddenscope.states import Pair, Pooling, Readable
+from hiddenscope.states.arrays import Floats, Ints
 from hiddenscope.texts import number_groups
 
 # A pooling is learnt again for every labelling, which takes as long as the first time.
 PERMUTATIONS = 19
 CONTROLS = 2
+# Shares of false alarms for which a test says where a probe rings.
+RATES = (0.05, 0.01, 0.001)
 
 
 def pooled_design(rows: Rows, target: ProbeTarget, design: Design) -> Design:
@@ -89,14 +93,52 @@ def tested(result: Result, report: ProbeReport, rows: Rows) -> Result:
         name = f"test_{report.score}{end}"
         result.data[name] = "site", values, {"long_name": name.replace("_", " ")}
     score, *ends = by_site[report.best.site]
+    scores: dict[str, Any] = {report.score: score}
     test = TestScore(
         data=rows.name,
         texts=len(set(rows.text_names)),
         shared=rows.left_out,
         interval=ends or None,
-        **{report.score: score},
+        **scores,
     )
     if ends:
         most = max(Counter(rows.labels).values())
         test = replace(test, chance=most / len(labels))
+    if rows.scored is not None:
+        probe = Probe.of(result)
+        row = list(map(str, rows.sites)).index(report.best.site)
+        peaks = np.array([probe.highest(text[row]) for text in rows.scored])
+        groups = np.array(number_groups(rows.groups))
+        is_negative = labels == probe.classes_[0]
+        # Of texts that belong together the loudest counts.
+        negatives = [
+            peaks[is_negative & (groups == group)].max()
+            for group in np.unique(groups[is_negative])
+        ]
+        alarms = _alarms(probe, negatives, peaks[~is_negative], groups[~is_negative])
+        test = replace(test, negatives=len(negatives), alarms=list(alarms))
     return Result("probe", result.data, replace(report, test=test), result.source)
+
+
+def _alarms(
+    probe: Probe, negatives: list[float], positives: Floats, groups: Ints
+) -> Iterator[Alarm]:
+    """Yield for each rate the threshold and what it catches, or what that takes."""
+    for rate in RATES:
+        needed = negatives_needed(rate)
+        if len(negatives) < needed:
+            yield Alarm(rate=rate, needed=needed)
+            continue
+        threshold = probe.threshold(negatives, false_positives=rate)
+        alarm = Alarm(
+            rate=rate,
+            needed=needed,
+            value=threshold.value,
+            alarms=threshold.alarms,
+            at_most=threshold.at_most,
+        )
+        if len(positives):
+            caught = float((positives > threshold.value).mean())
+            interval = list(wilson(caught, effective_count(groups)))
+            alarm = replace(alarm, caught=caught, interval=interval)
+        yield alarm

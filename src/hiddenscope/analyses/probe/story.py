@@ -85,10 +85,30 @@ class MixScore:
 
 
 @frozen
+class Alarm:
+    """Where the probe rings if at most a `rate` of the first class may, which takes
+    `needed` texts of it. The rest is None where the test has fewer.
+
+    `alarms` of them ring at the threshold `value`, of fresh ones at most the share
+    `at_most` with 95% confidence, and of the second class the share `caught`.
+    """
+
+    rate: float
+    needed: int
+    value: float | None = None
+    alarms: int | None = None
+    at_most: float | None = None
+    caught: float | None = None
+    interval: list[float] | None = None
+
+
+@frozen
 class TestScore:
     """The probe of all rows on other texts, at the site that is best on its own.
 
-    `shared` rows were left out: their texts or groups are in the training data.
+    `shared` rows were left out: their texts or groups are in the training data. With
+    pooled scores of tokens there are `alarms`, set on `negatives`: the texts of the
+    first class, of each group the one with the highest score.
     """
 
     data: str
@@ -98,6 +118,8 @@ class TestScore:
     accuracy: float | None = None
     r2: float | None = None
     interval: list[float] | None = None
+    negatives: int | None = None
+    alarms: list[Alarm] | None = None
 
 
 @frozen
@@ -283,6 +305,33 @@ def _on_the_test(report: ProbeReport, test: TestScore) -> Iterator[str]:
             f"{counted(test.shared, 'row')} left out of the test: the text, or another"
             " of its group, is in the training data."
         )
+    for alarm in test.alarms or ():
+        yield _on_alarms(report, test, alarm)
+        if alarm.value is None:
+            # So are there for every lower rate.
+            return
+
+
+def _on_alarms(report: ProbeReport, test: TestScore, alarm: Alarm) -> str:
+    """Say where the probe rings, or that the test has too few texts to say."""
+    negative, positive = (quote(record.label) for record in report.classes or ())
+    rate = f"{100 * alarm.rate:g}%"
+    if alarm.value is None:
+        return (
+            f"There are too few texts of {negative} to say where {rate} of them"
+            f" would ring: that takes {alarm.needed:,} that are independent, and"
+            f" there are {test.negatives:,}."
+        )
+    caught = ""
+    if alarm.caught is not None and alarm.interval is not None:
+        low, high = alarm.interval
+        caught = f", and {alarm.caught:.0%} ({low:.0%} to {high:.0%}) of {positive}"
+    return (
+        f"For at most {rate} of {negative} to ring, at any token of a text,"
+        f" the threshold is {alarm.value:.4g}: {alarm.alarms:,} of {test.negatives:,}"
+        f" independent ones ring (with 95% confidence at most {alarm.at_most:.2%} of"
+        f" fresh ones){caught}."
+    )
 
 
 def _centre(centre: Centre) -> Iterator[str]:

@@ -45,6 +45,7 @@ def project(
             kind="data",
             label="Dataset",
             form_help="",
+            empty_choice="",
         ),
     ] = None,
     *,

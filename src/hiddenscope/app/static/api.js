@@ -14,8 +14,8 @@
  *   number}[], lens: Prediction[] | string, model?: string, before: Prediction[] | string, after?:
  *   Prediction[], change?: string, used?: Used, features?: string | {feature: number, activation:
  *   number, words: string[]}[]}} StateAnswer
- * @typedef {{token?: number, string?: string, toward?: string, away?: string, strength?: number}}
- *   Used what a state was changed with
+ * @typedef {{token?: number, string?: string, toward?: string, away?: string, strength?: number,
+ *   feature?: number}} Used what a state was changed with
  * @typedef {{text: number, token: number | null, string: string, score: number}} NearestAnswer
  * @typedef {{id: string, analysis: string, model: ModelChoice | null, title: string, findings:
  *   string[], views: {name: string, title: string, kind: string}[], sections: {title: string,
@@ -83,6 +83,16 @@ export async function refreshModels(models) {
   /** @type {ModelAnswer[]} */
   const fresh = await read("/api/models");
   models.splice(0, models.length, ...fresh);
+}
+
+/**
+ * The same of the dictionaries: one may have been trained since.
+ * @param {DictionaryAnswer[]} dictionaries
+ */
+export async function refreshDictionaries(dictionaries) {
+  /** @type {DictionaryAnswer[]} */
+  const fresh = await read("/api/dictionaries");
+  dictionaries.splice(0, dictionaries.length, ...fresh);
 }
 
 /** @param {string} path */

@@ -6,7 +6,7 @@
 import { element } from "../../views/static/elements.js";
 import { forgetViews, newEntry, readPage, writePage } from "../../views/static/hash.js";
 import { unpack } from "../../views/static/payload.js";
-import { readText, Refused } from "./api.js";
+import { readText, refreshDictionaries, Refused } from "./api.js";
 import { modelField } from "./fields.js";
 import { Form } from "./form.js";
 import { remember } from "./history.js";
@@ -26,6 +26,7 @@ export class Questioning {
    */
   constructor(analysis, lists, asker, { named = "Model", tab = "ask", store = "" } = {}) {
     this.analysis = analysis;
+    this.lists = lists;
     this.store = store;
     this.asker = asker;
     this.turn = 0; // counts the questions: what belongs to an earlier one is not shown
@@ -81,6 +82,7 @@ export class Questioning {
         (job) => void this.early(job, turn),
       );
       const views = result ? await viewsOf(result.id) : [];
+      if (result?.analysis === "fit") await refreshDictionaries(this.lists.dictionaries ?? []);
       if (turn !== this.turn) return undefined;
       this.turn += 1;
       if (result) this.show(result, views);

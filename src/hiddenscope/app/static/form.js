@@ -181,10 +181,9 @@ function selection(question, lists) {
     ...named.map(({ name, label }) => [name, label]),
     ...question.choices.map((word) => [word, word]),
   ];
-  const optional = question.kind === "choice" || lists.unlabelled;
   const none =
-    question.default === null && !question.required && optional
-      ? [["", question.empty_choice]]
+    question.default === null && !question.required && (question.empty_choice || lists.unlabelled)
+      ? [["", question.empty_choice || "none"]]
       : []; // or the first would be asked for
   const select = element(
     "select",

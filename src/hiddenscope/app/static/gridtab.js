@@ -171,6 +171,7 @@ export class GridTab {
   /** @param {string} name */
   changeModel(name) {
     hold("model", name);
+    forgetFeature();
     if (this.instead) hold("overlay", this.instead);
     this.instead = "";
     this.arrange();
@@ -184,6 +185,8 @@ export class GridTab {
    */
   changeState(cell, change) {
     if (cell.model === held("model")) writePage("change", change ? JSON.stringify(change) : "");
+    // Under another overlay too a feature is one of this dictionary.
+    if (change?.feature !== undefined) hold("dictionary", this.dictionary() ?? "");
     void this.read(cell, change);
   }
 
@@ -231,6 +234,7 @@ export class GridTab {
     const again =
       (/** @type {import("./place.js").Held} */ name) => (/** @type {string} */ value) => {
         hold(name, value);
+        if (name === "dictionary") forgetFeature();
         clearTimeout(this.resting);
         this.resting = window.setTimeout(() => void this.paint(), 3 * REST);
       };
@@ -543,14 +547,13 @@ export class GridTab {
     const turn = ++this.stateTurn;
     const isFirst = cell.model === held("model");
     if (isFirst) this.state = { site: cell.site, token: cell.token };
-    const dictionary = isFirst ? this.dictionary() : undefined;
     this.panel?.wait(cell);
     this.panel?.fill(change);
     try {
       const result = await this.asker.ask("state", {
         analysis: "state",
         model: { name: cell.model },
-        arguments: { ...stateArguments(cell, change), dictionary },
+        arguments: this.stateArguments(cell, change),
       });
       if (turn !== this.stateTurn || !this.grid) return undefined;
       if (!result) return this.panel?.wrong("Cancelled. Choose a cell to read it.");
@@ -572,8 +575,24 @@ export class GridTab {
     return this.asker.ask("continuation", {
       analysis: "continuation",
       model: { name: cell.model },
-      arguments: stateArguments(cell, change),
+      arguments: this.stateArguments(cell, change),
     });
+  }
+
+  /**
+   * The arguments of a question about one state.
+   * @param {Cell} cell
+   * @param {Record<string, unknown> | null} change
+   */
+  stateArguments(cell, change) {
+    const dictionary = cell.model === held("model") ? this.dictionary() : undefined;
+    const state = { text: held("a"), site: cell.site, token: cell.token, dictionary };
+    if (!change) return state;
+    if (change.kind !== "replace") return { ...state, change };
+    const aligned =
+      // Where it stands in text B.
+      typeof cell.other === "number" && cell.other !== cell.token ? { token: cell.other } : {};
+    return { ...state, change: { ...change, text: held("b"), ...aligned } };
   }
 
   /**
@@ -593,21 +612,6 @@ export class GridTab {
     const cell = row * tokens.length + column;
     if (cell !== this.grid.pin) this.grid.hold(cell);
   }
-}
-
-/**
- * The arguments of a question about one state.
- * @param {Cell} cell
- * @param {Record<string, unknown> | null} change
- */
-function stateArguments(cell, change) {
-  const state = { text: held("a"), site: cell.site, token: cell.token };
-  if (!change) return state;
-  if (change.kind !== "replace") return { ...state, change };
-  const aligned =
-    // Where it stands in text B.
-    typeof cell.other === "number" && cell.other !== cell.token ? { token: cell.other } : {};
-  return { ...state, change: { ...change, text: held("b"), ...aligned } };
 }
 
 /**
@@ -632,6 +636,11 @@ function heldChange() {
   } catch {
     return null;
   }
+}
+
+/** A number names another feature in another dictionary, and a dictionary is of one model. */
+function forgetFeature() {
+  if (heldChange()?.feature !== undefined) writePage("change", "");
 }
 
 /** Choose a cell before the first grid is there, as the example does. @param {string} pin */

@@ -29,8 +29,9 @@ const PARTS = /** @type {[string, string[]][]} */ ([
         "End, Page Up and Page Down go to the edges.",
       "Ablate puts zeros in the place of the state. Patch from text B puts in the state of " +
         "text B in the same column, or at the same position where the grid shows text A alone. " +
-        "Steer adds the difference of two texts’ last states, times a strength. The next token " +
-        "is shown before and after, and Write on lets the model continue the text.",
+        "Steer adds the difference of two texts’ last states, times a strength. Of a dictionary " +
+        "at this site a feature can be added, or scaled: 0 takes it out. The next token is " +
+        "shown before and after, and Write on lets the model continue the text.",
     ],
   ],
   [
@@ -41,7 +42,8 @@ const PARTS = /** @type {[string, string[]][]} */ ([
         "such as paraphrases or the sentences of one document.",
       "Under Stores you find states that `hiddenscope extract` or `hiddenscope capture` kept " +
         "below the folder that the workbench was started with (--root). They can be browsed, " +
-        "searched, profiled, projected, probed and clustered without a model.",
+        "searched, profiled, projected, probed and clustered without a model, and a dictionary " +
+        "of features can be trained on them.",
     ],
   ],
   [
@@ -55,8 +57,8 @@ const PARTS = /** @type {[string, string[]][]} */ ([
   [
     "More",
     [
-      "`series` runs an analysis on one model after another, and `extract` writes to a folder: " +
-        "both are asked in a terminal or in Python.",
+      "`series` runs an analysis on one model after another, and `extract` keeps the states of " +
+        "a corpus: both are asked in a terminal or in Python.",
       "In a terminal, `hiddenscope --help` lists every command, and in Python `help(hs.lens)` " +
         "explains an analysis. The folder docs of the project has a page for each.",
     ],

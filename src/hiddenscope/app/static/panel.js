@@ -22,6 +22,8 @@ const CHANGED = /** @type {Record<string, string>} */ ({
   ablate: "Ablated",
   replace: "Patched",
   steer: "Steered",
+  add: "Feature added",
+  scale: "Feature scaled",
 });
 
 export class StatePanel {
@@ -39,6 +41,7 @@ export class StatePanel {
     this.strength = "4";
     this.toward = "";
     this.away = "";
+    this.feature = "0";
   }
 
   /** Nothing is chosen. */
@@ -71,10 +74,8 @@ export class StatePanel {
    * @param {Record<string, unknown> | null} change
    */
   fill(change) {
-    if (change?.kind !== "steer") return;
-    [this.toward, this.away, this.strength] = [change.toward, change.away, change.strength].map(
-      (value) => String(value ?? ""),
-    );
+    for (const name of /** @type {const} */ (["toward", "away", "strength", "feature"]))
+      if (change?.[name] !== undefined) this[name] = String(change[name]);
   }
 
   /** @param {Cell} cell */
@@ -117,13 +118,15 @@ export class StatePanel {
         ...(this.page.isFirst(cell) ? [] : [` in ${state.model}`]),
       ]),
       heading("Change it, and read the next token"),
-      this.changes(cell),
+      this.changes(cell, state),
       this.outcome(state),
       this.writing(cell, change),
       element("dl", {}, facts),
       heading("What this layer would predict here"),
       predictions(state.lens),
-      ...(state.features ? [heading("Strongest features here"), features(state.features)] : []),
+      ...(state.features
+        ? [heading("Strongest features here"), this.features(state.features)]
+        : []),
       heading("Nearest states of this text"),
       this.near(state.nearest, cell),
       ...this.seen(cell, grid),
@@ -182,8 +185,11 @@ export class StatePanel {
     return [title, ...lines];
   }
 
-  /** @param {Cell} cell */
-  changes(cell) {
+  /**
+   * @param {Cell} cell
+   * @param {import("./api.js").StateAnswer} state
+   */
+  changes(cell, state) {
     const toward = element("input", {
       type: "text",
       value: this.toward,
@@ -196,12 +202,7 @@ export class StatePanel {
       placeholder: "She is very sad",
       "aria-label": "Steer away from this text",
     });
-    const strength = element("input", {
-      type: "number",
-      value: this.strength,
-      step: "0.5",
-      "aria-label": "Strength",
-    });
+    const strength = this.number("Strength", this.strength, { step: "0.5" });
     const replace = button(
       "Patch from text B",
       "Put the state of text B in the same column here, or at the same position",
@@ -231,7 +232,74 @@ export class StatePanel {
           steer,
         ]),
       ]),
+      ...(Array.isArray(state.features) ? [this.ofFeature(cell)] : []),
     ]);
+  }
+
+  /**
+   * @param {string} label
+   * @param {string} value
+   * @param {Record<string, string>} limits
+   */
+  number(label, value, limits) {
+    return element("input", { type: "number", value, ...limits, "aria-label": label });
+  }
+
+  /**
+   * What can be done with a feature of the dictionary that is chosen.
+   * @param {Cell} cell
+   */
+  ofFeature(cell) {
+    const feature = this.number("Feature", this.feature, { min: "0" });
+    const strength = this.number("Strength of the feature", this.strength, { step: "0.5" });
+    const act = (/** @type {string} */ kind) => () => {
+      [this.feature, this.strength] = [feature.value, strength.value];
+      const numbers = { feature: feature.valueAsNumber, strength: strength.valueAsNumber };
+      this.ask(cell, { kind, ...numbers });
+    };
+    return element("details", { class: "feature" }, [
+      element("summary", {}, ["Add or scale a feature"]),
+      element("div", { class: "form" }, [
+        field("Feature", feature),
+        field("Strength", strength),
+        element("div", { class: "acts" }, [
+          button("Add", "Add its direction, this many times", act("add")),
+          button("Scale", "Multiply what lies along it by this; 0 takes it out", act("scale")),
+        ]),
+      ]),
+    ]);
+  }
+
+  /** @param {NonNullable<import("./api.js").StateAnswer["features"]>} answer */
+  features(answer) {
+    if (typeof answer === "string") return element("p", {}, [shownText(answer, 400)]);
+    const items = answer.map(({ feature, activation, words }) => {
+      const go = element(
+        "button",
+        { type: "button", class: "plain", title: "Add it, or scale it" },
+        [String(feature)],
+      );
+      go.addEventListener("click", () => this.take(feature));
+      return element("li", {}, [
+        element("span", {}, [go]),
+        element("bdi", {}, [words.map((word) => shownToken(word, 24)).join(" ")]),
+        element("span", {}, [formatNumber(activation)]),
+      ]);
+    });
+    return element("ul", { class: "words" }, items.length ? items : ["None acts here."]);
+  }
+
+  /**
+   * Put a feature into the fields that change it.
+   * @param {number} feature
+   */
+  take(feature) {
+    const place = this.root.querySelector("details.feature");
+    const [number, strength] = place?.querySelectorAll("input") ?? [];
+    if (!place || !number || !strength) return;
+    place.setAttribute("open", "");
+    number.value = this.feature = String(feature);
+    strength.focus();
   }
 
   /** @param {import("./api.js").StateAnswer} state */
@@ -304,6 +372,12 @@ function written(result, change) {
  * @param {import("./api.js").Used} used
  */
 function usedWords(used) {
+  if (used.feature !== undefined)
+    return [
+      element("p", { class: "used" }, [
+        `${formatNumber(used.strength ?? 1)} × feature ${used.feature}`,
+      ]),
+    ];
   if (used.strength !== undefined) {
     return [
       element("p", { class: "used" }, [
@@ -359,19 +433,6 @@ function predictions(answer) {
       return item;
     }),
   );
-}
-
-/** @param {NonNullable<import("./api.js").StateAnswer["features"]>} answer */
-function features(answer) {
-  if (typeof answer === "string") return element("p", {}, [shownText(answer, 400)]);
-  const items = answer.map(({ feature, activation, words }) =>
-    element("li", {}, [
-      element("span", {}, [String(feature)]),
-      element("bdi", {}, [words.map((word) => shownToken(word, 24)).join(" ")]),
-      element("span", {}, [formatNumber(activation)]),
-    ]),
-  );
-  return element("ul", { class: "words" }, items.length ? items : ["None acts here."]);
 }
 
 /**

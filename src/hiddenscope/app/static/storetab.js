@@ -20,6 +20,7 @@ import { paragraph, saveMenu } from "./result.js";
 
 const PAGE = 20;
 const BROWSE = "browse";
+const FIT = "fit";
 const LABELS_FROM =
   "The labels come from the dataset that the states were made of: its texts are compared with " +
   "those that were kept. Upload it under Datasets.";
@@ -59,7 +60,7 @@ export async function storeTab(root, asker, analyses, lists) {
       card.setAttribute("aria-pressed", String(candidate === store));
     const opened = new OpenStore(store, asker, lists);
     const work = element("div");
-    const offered = analyses.filter((analysis) => analysis.on_states);
+    const offered = [...analyses.filter((analysis) => analysis.on_states), fitOf(store)];
     const todo = {
       [BROWSE]: "Browse its texts",
       ...Object.fromEntries(offered.map(({ word, action }) => [word, action])),
@@ -114,11 +115,45 @@ export async function storeTab(root, asker, analyses, lists) {
  */
 function ofStore(analysis, store, asker, lists, linked) {
   const questioning = new Questioning(analysis, lists, asker, { tab: "stores", store: store.name });
-  if (linked && questioning.restore()) void questioning.ask();
+  // A link fills the form of a fit in, but nothing is written before somebody asks for it.
+  if (linked && questioning.restore() && analysis.word !== FIT) void questioning.ask();
   const labels = analysis.parameters.some((parameter) => parameter.kind === "data")
     ? [element("p", { class: "lead" }, [LABELS_FROM])]
     : [];
   return element("div", {}, [...labels, questioning.root]);
+}
+
+/**
+ * What training a dictionary on a store asks for.
+ * @param {StoreAnswer} store
+ * @returns {import("./api.js").AnalysisAnswer}
+ */
+function fitOf(store) {
+  const question = (
+    /** @type {string} */ name,
+    /** @type {string} */ label,
+    /** @type {string} */ help,
+    kind = "integer",
+    /** @type {number | null} */ value = null,
+    /** @type {string[]} */ choices = [],
+  ) => ({
+    ...{ name, label, help, kind, default: value, choices, required: value === null },
+    ...{ empty_choice: "", aside: false, fields: [], of_states: true },
+  });
+  return {
+    ...{ word: FIT, question: "", group: "", on_states: true, action: "Train a dictionary" },
+    promise:
+      "You will have a sparse dictionary of these states, in a new folder below dictionaries/ in " +
+      "the folder of --root, and can choose it for the overlay Features. Other questions wait " +
+      "until it is trained, and Cancel leaves nothing behind.",
+    parameters: [
+      question("to", "Name", "of the new folder: letters, digits, - and _", "word"),
+      question("site", "Site", "", "choice", null, store.sites),
+      question("features", "Features", "how many, up to 16,384", "integer", 1024),
+      question("k", "Active", "how many act on a token, up to 100", "integer", 32),
+      question("tokens", "Tokens", "states to train on, up to 10,000,000", "integer", 1_000_000),
+    ],
+  };
 }
 
 /** A store that is open: a search, a list of texts, and the text that is chosen. */

@@ -156,6 +156,57 @@ def test_features_are_painted_and_those_of_a_state_are_listed(
     )
 
 
+@pytest.mark.parametrize("width", [390, 1366, 1920])
+def test_a_listed_feature_is_added_scaled_and_held_by_the_address(
+    look: Opener,
+    grid: Grid,
+    bench: Bench,
+    dictionaries: dict[str, hs.Dictionary],
+    width: int,
+) -> None:
+    chosen = {"overlay": "features", "dictionary": bench.dictionary("layer.2")}
+    shown = grid(chosen, width=width)
+    shown.heading("The strongest features of each token at layer.2")
+    shown.press("Home", "ArrowRight", "Enter")
+    shown.state()
+    listed = shown.panel.locator("h3:text('Strongest features here') + ul li button")
+    feature = listed.nth(1).inner_text()
+    listed.nth(1).click()
+    number = shown.panel.get_by_label("Feature", exact=True)
+    assert number.input_value() == feature
+    strength = shown.panel.get_by_label("Strength of the feature")
+    assert strength.evaluate("(field) => field === document.activeElement")
+    strength.fill("9")
+    shown.act("Add", "Feature added")
+    used = shown.panel.locator(".used")
+    assert used.inner_text() == f"9 × feature {feature}"
+    model = hs.load(bench.settings.root / "models" / "tiny")  # type: ignore[operator]
+    added = hs.Add(dictionaries["layer.2"][int(feature)], tokens=1, scale=9.0)
+    logits: Any = hs.edit(model, [A], {"layer.2": added}, (), logits=True).logits
+    sides = shown.panel.locator(".sides").first
+    top = sides.locator("ol").nth(1).locator("li span").first.inner_text()
+    assert float(top) == pytest.approx(float(logits[-1].softmax(-1).max()), abs=1e-3)
+    assert shown.page.evaluate(
+        "document.documentElement.scrollWidth <= window.innerWidth"
+    )
+    # Under another overlay, and in another window, the same was done.
+    shown.overlay("Norm")
+    shown.heading("The norm")
+    again = look(shown.fragment, width=width)
+    for page in (shown, again):
+        page.panel.get_by_role("heading", name="Feature added").wait_for()
+        assert page.panel.locator(".used").inner_text() == f"9 × feature {feature}"
+    again.panel.get_by_role("button", name="Write on").click()
+    again.panel.get_by_role("heading", name="It writes, feature added").wait_for()
+    again.panel.get_by_text("Add or scale a feature").click()
+    again.panel.get_by_label("Strength of the feature").fill("0")
+    again.act("Scale", "Feature scaled")
+    again.panel.get_by_text("Add or scale a feature").click()
+    again.panel.get_by_label("Feature", exact=True).fill("99")
+    again.panel.get_by_role("button", name="Scale", exact=True).click()
+    again.panel.get_by_text("No feature 99: the dictionary has 32").wait_for()
+
+
 def test_a_steered_result_stands_in_sight_and_the_address_holds_it(
     look: Opener, grid: Grid
 ) -> None:

@@ -74,6 +74,33 @@ def test_a_table_is_uploaded_its_columns_are_chosen_and_it_is_looked_at(
     assert chosen == ["text", "label", ""]
 
 
+def test_a_probe_is_tested_on_another_dataset_and_says_where_it_rings(
+    look: Opener, tiny_name: str, tmp_path: Path
+) -> None:
+    shown = look(fragment(tab="data", model=tiny_name))
+    page = shown.page
+    for name, words in (("other", "The best is here"), ("train", "The rest is")):
+        rows = [f"{words} {k},{'good' if k % 2 else 'bad'}" for k in range(12)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["text,label", *rows]))
+        page.get_by_label("Upload a dataset").set_input_files(tmp_path / f"{name}.csv")
+        page.get_by_role("button", name=f"{name}.csv").wait_for()
+    page.get_by_role("radio", name="Probe the labels").check()
+    on = page.get_by_label("Test on")
+    assert on.input_value() == ""
+    on.select_option(label="other.csv")
+    page.get_by_label("Pooling").select_option("rolling")
+    page.get_by_text("More options").click()
+    page.get_by_label("Sites").fill("layer.1")
+    shown.run()
+    page.locator(".lines canvas").first.wait_for()
+    found = page.locator(".found").inner_text()
+    assert "On other.csv, 12 other texts" in found
+    assert "that takes 59 that are independent, and there are 6." in found
+    asked = asked_in(shown)
+    assert asked["test"] != asked["data"] and asked["pool"] == "rolling"
+    assert "--test other.csv" in shown.code("As command")
+
+
 def test_a_first_picture_that_comes_late_does_not_replace_the_whole(
     look: Opener, tiny_name: str
 ) -> None:
@@ -171,6 +198,42 @@ def test_a_store_is_analysed_and_without_one_the_tab_says_how_to_make_one(
     with another(root=None) as fresh:
         bare = look(fragment(tab="stores"), at=fresh)
         bare.page.get_by_text("hiddenscope extract").wait_for()
+
+
+@pytest.mark.parametrize("width", [390, 1366])
+def test_a_dictionary_is_trained_from_the_tab_and_chosen_on_the_grid(
+    look: Opener, bench: Bench, store: hs.Store, tiny_name: str, width: int
+) -> None:
+    name = f"trained-{width}"
+    shown = look(
+        fragment(tab="stores", model=tiny_name, store=bench.store("corpora/states")),
+        width=width,
+    )
+    page = shown.page
+    page.get_by_role("radio", name="Train a dictionary").check()
+    shown.run()
+    page.get_by_text("Fill in “Name” first.").wait_for()
+    page.get_by_label("Name").fill(name)
+    page.get_by_label("Site").select_option("layer.2")
+    page.get_by_role("spinbutton", name="Features").fill("8")
+    page.get_by_label("Active").fill("2")
+    page.get_by_label("Tokens").fill("400")
+    shown.run()
+    page.get_by_role("heading", name=f"The dictionary dictionaries/{name}").wait_for()
+    assert f"in dictionaries/{name}." in page.locator(".findings").inner_text()
+    assert f"--to {name} --site layer.2" in shown.code("As command")
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    # A link fills the form in, and trains nothing.
+    again = look(shown.fragment, width=width)
+    assert again.page.get_by_label("Name").input_value() == name
+    again.page.wait_for_timeout(500)
+    assert again.page.locator(".found").count() == 0
+    again.run()
+    again.page.get_by_text("there is something of that name already").wait_for()
+    shown.open("Grid")
+    shown.overlay("Features")
+    choice = page.get_by_label("Dictionary")
+    assert f"dictionaries/{name}" in choice.inner_text()
 
 
 def test_a_form_that_is_not_filled_in_says_what_is_missing(

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+import hiddenscope as hs
 from hiddenscope.app import jobs
 from tests.workbench.asking import SLOW
 from tests.workbench.serving import SECONDS, TOKEN, Bench, limited, linux
@@ -70,6 +71,25 @@ def test_events_follow_a_job_until_it_is_cancelled_and_the_next_question_works(
     follower.join()
     assert told[-1]["state"] == "cancelled"
     assert bench.wait(behind["id"])["state"] == "done"
+
+
+def test_a_cancelled_fit_leaves_nothing_below_the_root(
+    bench: Bench, store: hs.Store, tiny_name: str
+) -> None:
+    assert bench.settings.root is not None
+    folder = bench.settings.root / "dictionaries" / "cancelled"
+    arguments = {"to": folder.name, "site": "layer.2", "tokens": 10_000_000}
+    on = bench.store("corpora/states")
+    job = bench.submit("fit", None, on=on, **arguments, features=1000).json["id"]
+    while (bench.ask("GET", f"/api/jobs/{job}").json["progress"] or {}).get(
+        "what"
+    ) != "Training":
+        time.sleep(0.02)
+    assert folder.is_dir()
+    bench.ask("DELETE", f"/api/jobs/{job}")
+    assert bench.wait(job)["state"] == "cancelled"
+    assert not folder.exists()
+    assert bench.answer("grid", tiny_name, text="after a fit")
 
 
 def test_a_killed_worker_fails_its_job_and_the_next_question_works(
