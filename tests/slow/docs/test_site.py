@@ -280,7 +280,9 @@ def test_signatures_name_types_and_the_names_are_explained(
     for entry in type_names():
         assert f"hiddenscope.{entry.name}" in anchors
     signature = signature_of(hs.lens)
-    assert signature.startswith("(model: ModelLike, texts: Texts | Inputs, *, k: int")
+    assert signature.startswith(
+        "(model: ModelLike, texts: Texts | Inputs | Direction, *, k: int"
+    )
     assert signature_of(hs.Model.capture).endswith(
         "keep: Literal['host', 'device'] = 'host') -> States | Pair"
     )

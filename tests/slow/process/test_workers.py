@@ -29,7 +29,7 @@ def test_a_worker_answers_and_ends_when_its_pipe_is_closed() -> None:
     worker.send({"number": 1}, b"body")
     frame = worker.receive()
     assert frame == ({"number": 1, "pid": worker.pid}, b"body")
-    worker.channel.close_outgoing()
+    worker.close_outgoing()
     assert worker.receive() is None
     assert worker.wait(60) == 0
     worker.close()
