@@ -34,7 +34,7 @@ def mix(
     sites, rows, width = states.shape
     counts = problems.counts.to(states)
     site_moments = [moments(site, problems) for site in states]
-    mean, deviation = (torch.stack(part) for part in zip(*site_moments, strict=True))
+    mean, deviation = map(torch.stack, zip(*site_moments, strict=True))
     targets = problems.targets.T.contiguous()
     row_weights = (problems.train / counts[:, None]).T.contiguous()
     decay = problems.penalty.to(states) / counts

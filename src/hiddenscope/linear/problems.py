@@ -150,12 +150,11 @@ def ridge() -> Learner:
     those of a fold, are summed together, and the matrix of a problem is a sum of such
     parts. With fewer rows than channels, the dual problem of the rows is solved.
     """
-    return Learner(_fit_ridge, _squared_losses, 1, 1.0)
 
+    def losses(scores: Tensor, targets: Tensor) -> Tensor:
+        return 0.5 * (scores[:, 0] - targets).square()
 
-def _squared_losses(scores: Tensor, targets: Tensor) -> Tensor:
-    """Return half the squared error of each row."""
-    return 0.5 * (scores[:, 0] - targets).square()
+    return Learner(_fit_ridge, losses, 1, 1.0)
 
 
 def _fit_ridge(states: Tensor, problems: Problems) -> Fitted:

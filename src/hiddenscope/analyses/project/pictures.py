@@ -98,7 +98,7 @@ def draw(
     advance: Callable[[float], None],
 ) -> list[list[Picture]]:
     """Draw every set of points, once for each seed; all pictures start from PCA."""
-    starts = [pca(site) for site in points]
+    starts = list(map(pca, points))
     if how.method == "pca":
         return [[start] for start in starts]
     if how.method == "umap":
