@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from hiddenscope.errors import Damaged, FileError
 
@@ -28,6 +28,9 @@ try:
 except ImportError:
     # Windows has no such locks.
     fcntl = None  # type: ignore[assignment]
+
+PathLike: TypeAlias = str | os.PathLike[str]
+"""A path, as a string or an object."""
 
 A_DAY = 24 * 3600.0
 UNSUSPECTED = 2**22
@@ -60,7 +63,7 @@ def seal(path: Path) -> None:
         content[start : start + _DIGITS] = _digest(content, start)
 
 
-def check_seal(path: str | os.PathLike[str], problem: str) -> None:
+def check_seal(path: PathLike, problem: str) -> None:
     """Raise Damaged unless the file holds a seal that is the checksum of all its bytes.
 
     >>> import tempfile
@@ -103,7 +106,7 @@ def _digest(content: mmap.mmap, start: int) -> bytes:
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator[Path]:
+def replacing(path: PathLike, *, durable: bool = True) -> Iterator[Path]:
     """Yield a fresh path, which replaces this one if the body succeeds.
 
     It is removed if the body fails. With `durable=False` nobody waits until the disk
@@ -235,7 +238,7 @@ def _remove(path: Path) -> None:
 
 
 def write_tensors(
-    path: str | os.PathLike[str],
+    path: PathLike,
     tensors: "Mapping[str, Tensor]",
     header: Mapping[str, str],
 ) -> None:
@@ -260,7 +263,7 @@ def write_tensors(
 
 
 def read_tensors(
-    path: str | os.PathLike[str], what: str, *formats: str
+    path: PathLike, what: str, *formats: str
 ) -> "tuple[dict[str, Tensor], dict[str, str]]":
     """Read the tensors and the header of a file that `write_tensors` wrote.
 
@@ -312,7 +315,7 @@ def to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-def printable(text: str | os.PathLike[str], most: int | None = 200) -> str:
+def printable(text: PathLike, most: int | None = 200) -> str:
     """Return a path or another text as it is safe on a terminal, cut at `most`."""
     parts = []
     for char in os.fspath(text)[:most]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hiddenscope.errors import FileError, NotFinite, SiteError
-from hiddenscope.files import replacing
+from hiddenscope.files import PathLike, replacing
 from hiddenscope.results import Facts
 from hiddenscope.sites import Site
 
@@ -52,7 +52,7 @@ def block_of(site: Site) -> int:
 
 
 def write_control_vector(
-    path: str | os.PathLike[str],
+    path: PathLike,
     vectors: Mapping[Site, Tensor],
     hint: str,
     facts: Facts,
@@ -77,7 +77,7 @@ def write_control_vector(
 
 
 def read_control_vector(
-    path: str | os.PathLike[str],
+    path: PathLike,
 ) -> tuple[dict[str, Tensor], str, Facts]:
     """Read vectors by the names of their sites, the hint and the facts."""
     from gguf import GGUFReader

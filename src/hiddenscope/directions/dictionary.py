@@ -7,7 +7,6 @@ site adds. That is how the sparse dictionaries of all libraries work; they diffe
 the details that `Encoding` names.
 """
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from hiddenscope.directions.proof import Proof, prove
 from hiddenscope.directions.training import Training, train
 from hiddenscope.discovery.anatomy import Write
 from hiddenscope.errors import ArgumentError, NotFinite, SiteError, StatesError
+from hiddenscope.files import PathLike
 from hiddenscope.loading.checkpoint import usable_device
 from hiddenscope.measures import RunningStatistics, chunks
 from hiddenscope.measures.massive import is_massive, length_limit
@@ -274,7 +274,7 @@ class Dictionary:
         k: int = 32,
         texts: Texts | Inputs | None = None,
         training: Training | None = None,
-        checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint: PathLike | None = None,
     ) -> "Dictionary":
         """Train a sparse dictionary on states: of a store, in memory, or of texts.
 
@@ -304,7 +304,7 @@ class Dictionary:
     @classmethod
     def read(
         cls,
-        path: str | os.PathLike[str],
+        path: PathLike,
         model: ModelLike | None = None,
         site: str = "",
         texts: Texts | None = None,
@@ -359,7 +359,7 @@ class Dictionary:
             later=None,
         )
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: PathLike) -> None:
         """Write a folder that SAELens reads: cfg.json and sae_weights.safetensors."""
         write_saelens(path, self)
 

@@ -17,6 +17,7 @@ from hiddenscope.directions.control_vector import (
     write_control_vector,
 )
 from hiddenscope.errors import FileError, NotFinite, SiteError, StatesError, TextError
+from hiddenscope.files import PathLike
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.passes import Inputs, Texts
 from hiddenscope.results import Facts
@@ -221,9 +222,7 @@ class Direction:
             sites = fitted.get(EVERY_SITE)
         return cls(vectors, sites, upwards, spare_first, fitted, facts)
 
-    def save(
-        self, path: str | os.PathLike[str], *, sites: SitePatterns | None = None
-    ) -> None:
+    def save(self, path: PathLike, *, sites: SitePatterns | None = None) -> None:
         """Write a GGUF file that llama.cpp's --control-vector reads, as float32.
 
         It has a vector for each layer, of which llama.cpp adds all at once, or those of
@@ -253,7 +252,7 @@ class Direction:
         write_control_vector(path, vectors, self.hint, self.facts)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "Direction":
+    def load(cls, path: PathLike) -> "Direction":
         """Read the control vectors in a GGUF file, also of repeng or llama.cpp.
 
         Each of their layers is then steered by itself; `sites` and `upwards` are not

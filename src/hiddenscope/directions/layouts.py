@@ -7,7 +7,6 @@ What a file says is not yet believed: `proof` tries it on states.
 
 import json
 import math
-import os
 import re
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
@@ -24,7 +23,7 @@ from torch import Tensor
 
 from hiddenscope.directions.encoding import Encoding
 from hiddenscope.errors import Damaged, Error, FileError, NotFinite, SiteError
-from hiddenscope.files import believable, explained, printable, replacing
+from hiddenscope.files import PathLike, believable, explained, printable, replacing
 from hiddenscope.loading.folder import read_json
 from hiddenscope.results import Facts
 from hiddenscope.sites import MOST_LAYERS, Site, from_alias, to_alias
@@ -154,7 +153,7 @@ class Unreadable(ValueError):
     """Why a dictionary cannot be read."""
 
 
-def read_layout(path: str | os.PathLike[str], site: str = "") -> StoredDictionary:
+def read_layout(path: PathLike, site: str = "") -> StoredDictionary:
     """Read the dictionary of a folder, or of the folder that a file lies in.
 
     Of a set with one for each layer it is the one of the site, or of the file.
@@ -527,7 +526,7 @@ def _tensors(path: Path, suffix: str = "") -> Tensors:
         ) from error
 
 
-def write_saelens(path: str | os.PathLike[str], dictionary: "Dictionary") -> None:
+def write_saelens(path: PathLike, dictionary: "Dictionary") -> None:
     """Write the files of SAELens; norms in the threshold are folded in."""
     from safetensors.torch import save_file
 

@@ -30,9 +30,8 @@ from hiddenscope.directions.encoding import Encoding
 from hiddenscope.directions.feed import Feed
 from hiddenscope.directions.layouts import StoredDictionary
 from hiddenscope.errors import FileError, NotFinite, StatesError
-from hiddenscope.files import replacing
+from hiddenscope.files import read_tensors, write_tensors
 from hiddenscope.loading.checkpoint import usable_device
-from hiddenscope.loading.folder import stored_tensors
 from hiddenscope.measures.massive import is_massive, length_limit
 from hiddenscope.modules import autograd
 
@@ -53,6 +52,7 @@ LIKELY = 0.8
 # Steps after which it is looked which features are dead, and a run may stop.
 ROUND = 16
 SAVED_EVERY_S = 60.0
+FORMAT = "hiddenscope.training/1"
 # How far the means of the same states may be apart, for the size of states.
 SAME = 1e-3
 
@@ -286,11 +286,9 @@ def train(
         save()
 
     def save() -> None:
-        from safetensors.torch import save_file
-
         if checkpoint is not None:
-            with replacing(checkpoint) as fresh:
-                save_file(trainer.tensors, fresh, {"plan": json.dumps(plan)})
+            header = {"format": FORMAT, "plan": json.dumps(plan)}
+            write_tensors(checkpoint, trainer.tensors, header)
 
     # Ctrl-C reaches the thread that waits, and never cuts a step in two.
     with ThreadPoolExecutor(1, "training") as thread:
@@ -328,23 +326,17 @@ def _check(feed: Feed, features: int, k: int, training: Training) -> None:
 
 
 def _restore(path: Path, trainer: Trainer, plan: dict[str, Any]) -> None:
-    from safetensors import safe_open
-
     problem, remedy = f"Cannot go on from {path.name}", "Give another path."
-    # The header is checked against the length of the file.
-    missing = trainer.tensors.keys() - stored_tensors(path).keys()
-    with safe_open(path, framework="pt") as file:
-        earlier = json.loads((file.metadata() or {}).get("plan", "{}"))
-        for name, value in json.loads(json.dumps(plan)).items():
-            if earlier.get(name) != value:
-                reason = f"it is of another run: {name} was {earlier.get(name)}"
-                remedy = f"Give {name}={earlier.get(name)}, or another path."
-                raise FileError(problem, reason, remedy)
-        if missing:
-            raise FileError(problem, f"it has no {min(missing)!r}", remedy)
-        mean = trainer.mean.clone()
-        for name, tensor in trainer.tensors.items():
-            tensor.detach().copy_(file.get_tensor(name))
+    tensors, header = read_tensors(path, "a checkpoint", FORMAT)
+    earlier = json.loads(header["plan"])
+    for name, value in json.loads(json.dumps(plan)).items():
+        if earlier.get(name) != value:
+            reason = f"it is of another run: {name} was {earlier.get(name)}"
+            remedy = f"Give {name}={earlier.get(name)}, or another path."
+            raise FileError(problem, reason, remedy)
+    mean = trainer.mean.clone()
+    for name, tensor in trainer.tensors.items():
+        tensor.detach().copy_(tensors[name])
     # The same states give the same mean, but for rounding on another machine.
     if not (trainer.mean - mean).norm() < SAME * trainer.size:
         reason = "it is of another run: the states there have another mean"

@@ -6,7 +6,6 @@ It is not a job of the app (`hiddenscope.app.jobs`), which is a question in a qu
 from __future__ import annotations
 
 import errno
-import os
 import random
 import shutil
 import sqlite3
@@ -32,7 +31,7 @@ from hiddenscope.extract.planning import (
     plan_without_corpus,
 )
 from hiddenscope.extract.worker import recipe_of
-from hiddenscope.files import printable
+from hiddenscope.files import PathLike, printable
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.modules import hooks
 from hiddenscope.passes import EVERYTHING
@@ -60,7 +59,7 @@ MAX_NAMED = 5
 def extract(
     model: ModelLike,
     corpus: Any,
-    to: str | os.PathLike[str],
+    to: PathLike,
     *,
     sites: SitePatterns = EVERYTHING,
     pool: Pooling | None = None,
@@ -285,7 +284,7 @@ class ExtractJob:
         cls,
         model: ModelLike,
         corpus: Any,
-        to: str | os.PathLike[str],
+        to: PathLike,
         *,
         sites: SitePatterns = EVERYTHING,
         pool: Pooling | None = None,

@@ -46,7 +46,7 @@ def logistic(classes: int, tolerance: float = 1e-4) -> Learner:
     # The second derivative of the loss where all classes are equally likely.
     curvature = (classes - 1) / classes**2
     fit = partial(_fit, outputs=outputs, curvature=curvature, tolerance=tolerance)
-    return Learner(fit, _losses, _loss_and_gradient, outputs, curvature)
+    return Learner(fit, _losses, outputs, curvature)
 
 
 def predicted_classes(scores: Tensor) -> Tensor:
@@ -270,6 +270,22 @@ def _row_space(
             torch.linalg.solve_triangular(factor, scaled / scale, upper=False).T
         )
     return torch.stack(features), torch.stack(back)
+
+
+def differentiated(loss: Callable[[Tensor, Tensor], Tensor]) -> Evaluate:
+    """Return the evaluation of a loss `[column]`, whatever the gradient mode."""
+
+    def summed(points: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+        values = loss(points, which)
+        return values.sum(), values
+
+    differentiate = torch.func.grad(summed, has_aux=True)
+
+    def evaluate(points: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+        gradients, values = differentiate(points, which)
+        return values, gradients
+
+    return evaluate
 
 
 class Minimum(NamedTuple):

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hiddenscope.linear.logistic import minimise, undo_curvature
+from hiddenscope.linear.logistic import differentiated, minimise, undo_curvature
 from hiddenscope.linear.problems import Learner, Problems, moments
 
 # Penalty on the inputs of the softmax: this times half their squared norm is added to
@@ -34,7 +34,7 @@ def mix(
     sites, rows, width = states.shape
     counts = problems.counts.to(states)
     site_moments = [moments(site, problems) for site in states]
-    mean, deviation = (torch.stack(part) for part in zip(*site_moments, strict=True))
+    mean, deviation = map(torch.stack, zip(*site_moments, strict=True))
     targets = problems.targets.T.contiguous()
     row_weights = (problems.train / counts[:, None]).T.contiguous()
     decay = problems.penalty.to(states) / counts
@@ -44,37 +44,18 @@ def mix(
     def score(points: Tensor, which: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         coef = points[:inner].view(width + 1, learner.outputs, -1)
         weights = points[inner:].softmax(0)
-        scores = coef[-1].expand(rows, -1, -1).clone()
-        for number, weight in enumerate(weights):
-            plain = weight * coef[:-1] / deviation[number][:, None, which]
-            products = (states[number] @ plain.view(width, -1)).view_as(scores)
-            scores += products - (mean[number][:, None, which] * plain).sum(0)
-        return coef, weights, scores
+        # The coefficients of each site, for states that are not standardised again.
+        plain = weights[:, None, None] * coef[:-1] / deviation[:, :, None, which]
+        level = coef[-1] - (mean[:, :, None, which] * plain).sum((0, 1))
+        products = (states @ plain.flatten(2)).sum(0)
+        return coef, weights, products.view(rows, learner.outputs, -1) + level
 
-    def evaluate(points: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
-        coef, weights, scores = score(points, which)
-        value, slopes = learner.loss_and_gradient(
-            scores, targets[:, which], row_weights[:, which]
-        )
-        sums = slopes.sum(0)
-        gradient = decay[which] * coef[:-1]
-        by_weight = []
-        for number, weight in enumerate(weights):
-            back = (slopes.view(rows, -1).T @ states[number]).T
-            back = back.reshape(coef[:-1].shape)
-            back = back - mean[number][:, None, which] * sums
-            back = back / deviation[number][:, None, which]
-            by_weight.append((back * coef[:-1]).sum((0, 1)))
-            gradient += weight * back
-        slope = torch.stack(by_weight)
-        logits = points[inner:]
-        # The derivative of a softmax.
-        by_logit = weights * (slope - (weights * slope).sum(0))
-        by_logit = by_logit + SOFTMAX_PENALTY * logits
-        value = value + 0.5 * decay[which] * coef[:-1].square().sum((0, 1))
-        value = value + 0.5 * SOFTMAX_PENALTY * logits.square().sum(0)
-        flat = gradient.reshape(inner - learner.outputs, -1)
-        return value, torch.cat([flat, sums, by_logit])
+    def loss(points: Tensor, which: Tensor) -> Tensor:
+        coef, _, scores = score(points, which)
+        losses = learner.losses(scores, targets[:, which]) * row_weights[:, which]
+        penalty = decay[which] * coef[:-1].square().sum((0, 1))
+        penalty = penalty + SOFTMAX_PENALTY * points[inner:].square().sum(0)
+        return losses.sum(0) + 0.5 * penalty
 
     undo = undo_curvature(
         states.mean(0),
@@ -89,6 +70,6 @@ def mix(
         return torch.cat([undo(gradients[:inner], which), by_logit])
 
     start = torch.zeros(inner + sites, len(problems), dtype=states.dtype)
-    minimum = minimise(evaluate, start, precondition, tolerance)
+    minimum = minimise(differentiated(loss), start, precondition, tolerance)
     _, weights, scores = score(minimum.point, torch.arange(len(problems)))
     return Mixed(weights, scores, minimum.converged)

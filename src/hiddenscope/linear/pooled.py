@@ -10,7 +10,12 @@ from torch import Tensor
 from torch.nn.functional import softplus
 from torch.nn.utils.rnn import pad_sequence
 
-from hiddenscope.linear.logistic import logistic, minimise, undo_curvature
+from hiddenscope.linear.logistic import (
+    differentiated,
+    logistic,
+    minimise,
+    undo_curvature,
+)
 from hiddenscope.linear.problems import Fitted, Learner, Problems
 from hiddenscope.states.pooling import ScorePooling
 
@@ -49,13 +54,12 @@ def pooled_logistic(texts: Sequence[Tensor], pooling: ScorePooling) -> Learner:
         counts = problems.counts
         decay = 0.5 * problems.penalty.to(means) / counts
 
-        def loss(points: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+        def loss(points: Tensor, which: Tensor) -> Tensor:
             scores = score(points)
             losses = softplus(scores) - problems.targets[which] * scores
             value = (losses * problems.train[which]).sum(1) / counts[which]
             squares = points.square().sum(0) - points[width].square()
-            value = value + decay[which] * squares
-            return value.sum(), value
+            return value + decay[which] * squares
 
         undo = undo_curvature(
             means, problems.penalty, float(counts.sum() / len(counts)), 0.25, 1
@@ -67,7 +71,7 @@ def pooled_logistic(texts: Sequence[Tensor], pooling: ScorePooling) -> Learner:
 
         size = width + 1 if pooling.setting else 2 * width + 1
         point, converged, _ = minimise(
-            lambda *at: torch.func.grad(loss, has_aux=True)(*at)[::-1],
+            differentiated(loss),
             texts[0].new_zeros(size, len(problems)),
             precondition,
             1e-3,

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from hiddenscope.arguments import checked, require
 from hiddenscope.errors import Damaged, FileError, SiteError, StatesError
-from hiddenscope.files import read_tensors, write_tensors
+from hiddenscope.files import PathLike, read_tensors, write_tensors
 from hiddenscope.linear.logistic import logistic
 from hiddenscope.linear.problems import Problems, ridge, standardised
 from hiddenscope.results import Result
@@ -357,7 +357,7 @@ class Probe:
             probe.query_ = here["query"].to_numpy().astype(np.float64)
         return probe
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: PathLike) -> None:
         """Write a safetensors file atomically; `Probe.load` restores it exactly."""
         if Path(path).suffix.lower() != ".safetensors":
             reason = "probes are saved as .safetensors"
@@ -387,7 +387,7 @@ class Probe:
         write_tensors(path, tensors, {"format": _FORMAT, "probe": json.dumps(settings)})
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "Probe":
+    def load(cls, path: PathLike) -> "Probe":
         """Read what `save` wrote."""
         tensors, header = read_tensors(path, "a probe", _FORMAT)
         problem = f"Cannot read a probe from {os.fspath(path)}"

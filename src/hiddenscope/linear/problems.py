@@ -7,7 +7,7 @@ is applied to its coefficients instead.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -73,13 +73,6 @@ class Fitted(NamedTuple):
         return products.view(len(states), outputs, problems) + self.intercept.to(states)
 
 
-LossAndGradient: TypeAlias = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Return losses `[problem]` and their gradient by each score.
-
-It takes scores `[row, output, problem]`, and targets and weights `[row, problem]`.
-"""
-
-
 class Learner(NamedTuple):
     """A kind of regression.
 
@@ -89,7 +82,6 @@ class Learner(NamedTuple):
 
     fit: Callable[[Tensor, Problems], Fitted]
     losses: Callable[[Tensor, Tensor], Tensor]
-    loss_and_gradient: LossAndGradient
     outputs: int
     curvature: float
 
@@ -158,19 +150,11 @@ def ridge() -> Learner:
     those of a fold, are summed together, and the matrix of a problem is a sum of such
     parts. With fewer rows than channels, the dual problem of the rows is solved.
     """
-    return Learner(_fit_ridge, _squared_losses, _squared_loss_and_gradient, 1, 1.0)
 
+    def losses(scores: Tensor, targets: Tensor) -> Tensor:
+        return 0.5 * (scores[:, 0] - targets).square()
 
-def _squared_losses(scores: Tensor, targets: Tensor) -> Tensor:
-    """Return half the squared error of each row."""
-    return 0.5 * (scores[:, 0] - targets).square()
-
-
-def _squared_loss_and_gradient(
-    scores: Tensor, targets: Tensor, weights: Tensor
-) -> tuple[Tensor, Tensor]:
-    loss = (_squared_losses(scores, targets) * weights).sum(0)
-    return loss, (scores - targets[:, None]) * weights[:, None]
+    return Learner(_fit_ridge, losses, 1, 1.0)
 
 
 def _fit_ridge(states: Tensor, problems: Problems) -> Fitted:

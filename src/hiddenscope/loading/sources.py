@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hiddenscope import progress
 from hiddenscope.errors import LoadError, UnknownModel, Unreachable, Unsafe
+from hiddenscope.files import PathLike
 from hiddenscope.loading import adapters, zoo
 from hiddenscope.loading.adapters import is_adapter, load_adapted
 from hiddenscope.loading.cache import (
@@ -146,9 +147,7 @@ class Located(NamedTuple):
     note: str = ""
 
 
-def locate(
-    source: str | os.PathLike[str] | None, revision: str | None = None
-) -> Located:
+def locate(source: PathLike | None, revision: str | None = None) -> Located:
     """Find the folder of a named model, which is downloaded or converted if need be.
 
     Nothing of it is loaded.
@@ -214,7 +213,7 @@ def _live(source: Any, options: list[str]) -> Loaded:
     raise LoadError("Cannot use this live model", reason, remedy)
 
 
-def _local_path(source: str | os.PathLike[str]) -> Path | None:
+def _local_path(source: PathLike) -> Path | None:
     """Return the path that a source names, or None if it can only be a hub id."""
     text = os.fspath(source)
     if not text.isprintable() or not text.strip():

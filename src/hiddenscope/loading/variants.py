@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hiddenscope.arguments import checked
 from hiddenscope.errors import Damaged, LoadError, Unsafe
+from hiddenscope.files import PathLike
 from hiddenscope.loading.limits import walk
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    Plain: TypeAlias = str | os.PathLike[str] | nn.Module | tuple[nn.Module, Any]
+    Plain: TypeAlias = PathLike | nn.Module | tuple[nn.Module, Any]
     Base: TypeAlias = "Plain | ModelVariant | None"
 
 SCHEMES = {
@@ -107,7 +108,7 @@ class Adapted:
     """
 
     base: Base
-    adapters: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+    adapters: PathLike | Sequence[PathLike]
     strength: float = 1.0
     merged: bool = False
 

@@ -5,6 +5,7 @@ They know nothing of sites, tokens and models.
 running       running statistics: mean, scatter, direction, dimension
 cka           how similar two sets of states of the same tokens are: linear CKA
 distances     distances between all rows, and whether a picture keeps neighbours
+principal     rows along the directions in which they vary most
 separation    how far apart classes are, compared with permuted labels
 permutations  labels in other orders, as the design of the data allows; sign flips
 activity      the strongest rows of many directions, and how many are active

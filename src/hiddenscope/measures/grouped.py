@@ -92,7 +92,7 @@ def reach_of_all(
     generator = np.random.default_rng(0)
     draws = generator.integers(count, size=(BOOTSTRAPS, count))
     # How often each group is in each draw.
-    times = np.stack([np.bincount(draw, minlength=count) for draw in draws])
+    times = np.apply_along_axis(np.bincount, 1, draws, minlength=count)
     times = times[(times > 0).sum(1) >= half]
     away, error = _means_and_errors(parts, sizes, times)
     largest = [0.0, *np.max(np.abs(away) / error, axis=1, initial=0.0)]

@@ -36,6 +36,7 @@ from hiddenscope.errors import (
     SiteError,
     TooLarge,
 )
+from hiddenscope.files import PathLike
 from hiddenscope.loading import Loaded, cache_folder, open_source, parse_dtype
 from hiddenscope.loading.adapters import base_of
 from hiddenscope.loading.size_limit import SizeLimit
@@ -82,9 +83,7 @@ from hiddenscope.versions import installed_version
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Loadable: TypeAlias = (
-    str | os.PathLike[str] | nn.Module | tuple[nn.Module, Any] | ModelVariant
-)
+Loadable: TypeAlias = PathLike | nn.Module | tuple[nn.Module, Any] | ModelVariant
 """What `load` takes: a name, a path, a module, a pair of a module with its tokenizer,
 or one of these with adapters or quantised weights.
 """

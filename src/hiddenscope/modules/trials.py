@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from copy import deepcopy
 from functools import cache
 from math import inf, isnan, sqrt
@@ -21,7 +21,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from hiddenscope.files import identity, replacing
+from hiddenscope.files import UNSEALED, check_seal, identity, replacing, seal
 from hiddenscope.modules import hooks
 from hiddenscope.results.report import read_report
 
@@ -203,10 +203,11 @@ class Memory:
         """Keep an outcome, if it is of plain values and the folder can be written."""
         try:
             self._outcomes[title] = json.loads(json.dumps(outcome, default=_fields))
-            sealed = {"outcomes": self._outcomes, "sha256": _checksum(self._outcomes)}
+            content = {"outcomes": self._outcomes, "seal": UNSEALED}
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(self.path) as fresh:
-                fresh.write_text(json.dumps(sealed), "utf-8")
+                fresh.write_text(json.dumps(content), "utf-8")
+                seal(fresh)
         except (TypeError, OSError):
             # A memory is a convenience: without it the trial is made again.
             self._outcomes.pop(title, None)
@@ -219,17 +220,11 @@ class Memory:
 
     def _read(self) -> dict[str, Any]:
         try:
-            stored = json.loads(self.path.read_text("utf-8"))
-            outcomes = stored["outcomes"]
-            intact = _checksum(outcomes) == stored["sha256"]
+            check_seal(self.path, f"Cannot read {self.path.name}")
+            outcomes: dict[str, Any] = json.loads(self.path.read_bytes())["outcomes"]
+            return outcomes
         except (OSError, ValueError, LookupError, TypeError):
             return {}
-        return outcomes if intact else {}
-
-
-def _checksum(outcomes: Mapping[str, Any]) -> str:
-    body = json.dumps(outcomes, sort_keys=True)
-    return hashlib.sha256(body.encode()).hexdigest()
 
 
 def weights_identity(folder: Path) -> str | None:

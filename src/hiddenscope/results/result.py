@@ -12,7 +12,6 @@ sizes of toy
 """
 
 import json
-import os
 import re
 import tempfile
 import webbrowser
@@ -33,7 +32,7 @@ from typing import (
 from hiddenscope.arguments import checked, shown
 from hiddenscope.catalog import ANALYSIS, TOLD
 from hiddenscope.errors import ArgumentError, Error, FileError, StatesError
-from hiddenscope.files import check_seal, printable, replacing
+from hiddenscope.files import PathLike, check_seal, printable, replacing
 from hiddenscope.results.export import (
     READERS,
     WRITERS,
@@ -256,7 +255,7 @@ class Result:
 
     def save(
         self,
-        path: str | os.PathLike[str],
+        path: PathLike,
         *,
         view: str = "",
         measure: str = "",
@@ -306,7 +305,7 @@ class Result:
                 WRITERS[suffix](self, fresh)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "Result":
+    def load(cls, path: PathLike) -> "Result":
         """Read what `save` wrote as `.json` or `.nc`."""
         problem = f"Cannot read a result from {printable(path)}"
         read = READERS.get(Path(path).suffix.lower())

@@ -9,10 +9,10 @@ compute   the results of all members on one axis of depths, and the report
 story     what is said and shown
 """
 
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from hiddenscope.files import PathLike
 from hiddenscope.interface import analysis
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def series(
     *,
     against: str = "first",
     options: Mapping[str, Any] | None = None,
-    to: str | os.PathLike[str] | None = None,
+    to: PathLike | None = None,
 ) -> "Result":
     """Run one analysis on every model of a series, one model in memory at a time.
 

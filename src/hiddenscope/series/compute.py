@@ -13,7 +13,6 @@ nothing is interpolated.
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from hiddenscope import progress
+from hiddenscope.files import PathLike
 from hiddenscope.results import Result
 from hiddenscope.series.job import (
     Answered,
@@ -79,7 +79,7 @@ def ask_members(
     *,
     against: str,
     options: Mapping[str, Any],
-    to: str | os.PathLike[str] | None,
+    to: PathLike | None,
 ) -> Result:
     """Return the results of all members as one."""
     members = members_of(models)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import platform
 import re
 from collections.abc import Iterator, Sequence
@@ -26,6 +25,7 @@ from hiddenscope import progress
 from hiddenscope.errors import Error, TextError
 from hiddenscope.files import (
     UNSEALED,
+    PathLike,
     check_seal,
     explained,
     printable,
@@ -78,7 +78,7 @@ class Answered:
 class ResultsFolder:
     """The folder of a job, which is made if it is not there."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: PathLike) -> None:
         self.path = Path(path)
         problem = f"Cannot keep results in {printable(self.path)}"
         with explained(problem, "Give a folder, or a path where one can be made."):

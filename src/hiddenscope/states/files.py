@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hiddenscope.errors import Error, FileError, SiteError, StatesError, Unsafe
-from hiddenscope.files import believable, read_tensors, write_tensors
+from hiddenscope.files import PathLike, believable, read_tensors, write_tensors
 from hiddenscope.sites import Site
 from hiddenscope.states.mixed import MixedValues, SiteValues
 from hiddenscope.states.tokens import Source, Tokens
@@ -75,7 +75,7 @@ def _unpack(tensors: Mapping[str, Tensor], name: str) -> tuple[str, ...]:
     return tuple(part.decode("utf-8", "surrogatepass") for part in parts)
 
 
-def write(path: str | os.PathLike[str], parts: Mapping[str, StackParts]) -> None:
+def write(path: PathLike, parts: Mapping[str, StackParts]) -> None:
     """Write the states of one stack or of several, by the prefix of their tensors."""
     if Path(path).suffix.lower() != ".safetensors":
         raise FileError(
@@ -111,7 +111,7 @@ def write(path: str | os.PathLike[str], parts: Mapping[str, StackParts]) -> None
     write_tensors(path, tensors, {"format": file_format, "states": json.dumps(stacks)})
 
 
-def is_foreign(path: str | os.PathLike[str]) -> bool:
+def is_foreign(path: PathLike) -> bool:
     """Tell whether a safetensors file was written by another program.
 
     One that cannot be opened is not: the reader of our own files says why.
@@ -126,7 +126,7 @@ def is_foreign(path: str | os.PathLike[str]) -> bool:
     return not header.get("format", "").startswith("hiddenscope.")
 
 
-def read_file(path: str | os.PathLike[str]) -> dict[str, StackParts]:
+def read_file(path: PathLike) -> dict[str, StackParts]:
     """Read the stacks that `write` wrote, by their prefixes."""
     tensors, header = read_tensors(path, "states", _FORMAT, _MIXED_FORMAT)
     try:

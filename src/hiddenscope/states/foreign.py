@@ -5,7 +5,6 @@ tokens they are of, and whether the residual was kept apart.
 """
 
 import operator
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, compress
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hiddenscope.errors import SiteError
+from hiddenscope.files import PathLike
 from hiddenscope.sites import Site, summarise
 from hiddenscope.states.files import UNNAMED, ForeignTensors, StackParts, open_foreign
 from hiddenscope.states.foreign_names import (
@@ -57,7 +57,7 @@ ForeignRows: TypeAlias = tuple[Tokens, Tensor | None]
 """The tokens, and a mask `[text, token]` of the real ones if texts were padded."""
 
 
-def unnamed_layers(path: str | os.PathLike[str]) -> UnnamedLayers | None:
+def unnamed_layers(path: PathLike) -> UnnamedLayers | None:
     """Return the layers of a file that vLLM wrote; None if it is another file.
 
     Such a file does not say which layers they are.

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hiddenscope.arguments import checked, integer
 from hiddenscope.errors import FileError, NotFinite, SiteError, StatesError
+from hiddenscope.files import PathLike
 from hiddenscope.sites import Site, SitePatterns, named_layer, summarise
 from hiddenscope.states.arrays import Ints
 from hiddenscope.states.files import StackParts, open_foreign, read_file, write
@@ -350,7 +351,7 @@ class States:
         rows = self.to_numpy().swapaxes(0, 1).reshape(len(tokens), -1)
         return pandas.DataFrame(rows, index, columns)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: PathLike) -> None:
         """Write a safetensors file in the native dtype, whole or not at all.
 
         `States.load` returns it exactly.
@@ -358,7 +359,7 @@ class States:
         write(path, {"": self._parts()})
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "States":
+    def load(cls, path: PathLike) -> "States":
         """Read a file that `save` wrote."""
         loaded = load_states(path)
         if isinstance(loaded, Pair):
@@ -492,13 +493,13 @@ class Pair:
         states, match = matches[0]
         return states[match]
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: PathLike) -> None:
         """Write both to one safetensors file; `Pair.load` returns them exactly."""
         parts = {"encoder.": self.encoder._parts(), "decoder.": self.decoder._parts()}
         write(path, parts)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "Pair":
+    def load(cls, path: PathLike) -> "Pair":
         """Read a file that `save` wrote."""
         loaded = load_states(path)
         if isinstance(loaded, States):
@@ -558,7 +559,7 @@ def _make(states: States) -> tuple[object, ...]:
     return states.sites, states.widths, states.values.dtype, states.source, has_texts
 
 
-def load_states(path: str | os.PathLike[str]) -> States | Pair:
+def load_states(path: PathLike) -> States | Pair:
     """Read the states of a file, of one stack or of an encoder and a decoder.
 
     >>> import tempfile

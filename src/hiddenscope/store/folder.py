@@ -26,7 +26,14 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from hiddenscope.errors import Damaged, FileError, StoreError
-from hiddenscope.files import locked, printable, remove_leftovers, temporary, to_disk
+from hiddenscope.files import (
+    PathLike,
+    locked,
+    printable,
+    remove_leftovers,
+    temporary,
+    to_disk,
+)
 
 FOLDERS = ("plan", "data", "commits", "tmp")
 VERIFY = "Run `hiddenscope store verify`."
@@ -51,7 +58,7 @@ _READ = (
 class StoreFolder:
     """The folder of a store."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: PathLike) -> None:
         self.path = Path(path)
         self.shown = printable(self.path)
         self.plan = self.path / "plan.json"

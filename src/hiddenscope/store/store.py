@@ -4,7 +4,6 @@ A store shows the units that were committed when it was opened, and no others. E
 block is checked as it is read; a damaged block and a missing unit are errors.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from hiddenscope import states
 from hiddenscope.arguments import checked
 from hiddenscope.errors import SiteError, StatesError, StoreError
+from hiddenscope.files import PathLike
 from hiddenscope.sites import Site, SitePatterns, named_layer, summarise
 from hiddenscope.states.arrays import Ints
 from hiddenscope.states.tokens import Source, Tokens, terminal_safe
@@ -36,7 +36,7 @@ BLOCK_ROWS = 65_536
 
 
 @checked
-def open(path: str | os.PathLike[str]) -> "Store":  # noqa: A001
+def open(path: PathLike) -> "Store":  # noqa: A001
     """Open the store in a folder, for reading.
 
     >>> import tempfile
@@ -292,7 +292,7 @@ class Store:
 
     def export(
         self,
-        path: str | os.PathLike[str],
+        path: PathLike,
         *,
         sites: SitePatterns | None = None,
         format: ExportFormat | None = None,  # noqa: A002

@@ -17,7 +17,7 @@ import numpy as np
 from hiddenscope import progress
 from hiddenscope.arguments import checked
 from hiddenscope.errors import Damaged, Error
-from hiddenscope.files import to_disk
+from hiddenscope.files import PathLike, to_disk
 from hiddenscope.store.folder import FOLDERS, StoreFolder
 from hiddenscope.store.plan import (
     StorePlan,
@@ -85,7 +85,7 @@ class Removed:
 
 
 @checked
-def verify(path: str | os.PathLike[str]) -> Verification:
+def verify(path: PathLike) -> Verification:
     """Read every byte of a store and compare it with its checksum.
 
     >>> import tempfile
@@ -145,7 +145,7 @@ def verify(path: str | os.PathLike[str]) -> Verification:
 
 
 @checked
-def gc(path: str | os.PathLike[str], *, damaged: bool = False) -> Removed:
+def gc(path: PathLike, *, damaged: bool = False) -> Removed:
     """Remove what killed processes left: unlocked temporary files, unnamed shards.
 
     With `damaged`, also the records of damaged units, so that they are computed again
@@ -174,7 +174,7 @@ def gc(path: str | os.PathLike[str], *, damaged: bool = False) -> Removed:
 
 
 @checked
-def damaged_texts(path: str | os.PathLike[str]) -> list[str]:
+def damaged_texts(path: PathLike) -> list[str]:
     """Return the files of plan/ that are damaged or missing.
 
     With the plan they can be made again from the corpus.
@@ -193,9 +193,7 @@ def damaged_texts(path: str | os.PathLike[str]) -> list[str]:
 
 
 @checked
-def discard_damaged(
-    path: str | os.PathLike[str], *, read_shards: bool = True
-) -> list[str]:
+def discard_damaged(path: PathLike, *, read_shards: bool = True) -> list[str]:
     """Remove the records of damaged units, which are pending then; return their names.
 
     Without `read_shards`, only the records, and the length, header and table of

@@ -21,7 +21,7 @@ import numpy as np
 
 from hiddenscope.arguments import checked
 from hiddenscope.errors import Damaged, StoreError
-from hiddenscope.files import explained, printable, to_disk
+from hiddenscope.files import PathLike, explained, printable, to_disk
 from hiddenscope.store import records
 from hiddenscope.store.folder import FOLDERS, StoreFolder
 from hiddenscope.store.plan import (
@@ -43,7 +43,7 @@ MOST_READ = 6
 
 @checked
 def create(
-    path: str | os.PathLike[str],
+    path: PathLike,
     plan: StorePlan | Callable[[], StorePlan],
     units: Iterable[Sequence[StoreSequence]],
     duplicates: Iterable[tuple[int, int]] = (),
@@ -84,9 +84,7 @@ def create(
 
 
 @checked
-def resume_store(
-    path: str | os.PathLike[str], *, digest: str | None = None
-) -> "Writer":
+def resume_store(path: PathLike, *, digest: str | None = None) -> "Writer":
     """Continue an existing store; with `digest`, only if its plan has that digest."""
     folder = StoreFolder(path)
     folder.check()
@@ -172,7 +170,7 @@ class Writer:
 
 
 @checked
-def recover_plan(path: str | os.PathLike[str]) -> StorePlan | None:
+def recover_plan(path: PathLike) -> StorePlan | None:
     """Read the plan of a store whose job runs again; None if it is missing or damaged.
 
     Folders of the store that were lost are made again.

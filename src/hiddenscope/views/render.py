@@ -20,7 +20,7 @@ import numpy as np
 from hiddenscope.arguments import checked
 from hiddenscope.catalog import ANALYSIS
 from hiddenscope.errors import FileError, StatesError
-from hiddenscope.files import replacing
+from hiddenscope.files import PathLike, replacing
 from hiddenscope.results import (
     Facts,
     Listing,
@@ -163,7 +163,7 @@ def _items(facts: Facts) -> list[tuple[str, str]]:
 @checked
 def story(
     results: Sequence[Result],
-    path: str | os.PathLike[str],
+    path: PathLike,
     *,
     title: str = "",
     opening: str = "",
@@ -197,7 +197,7 @@ def story(
         fresh.write_text(html, "utf-8")
 
 
-def _docs_from(path: str | os.PathLike[str]) -> str:
+def _docs_from(path: PathLike) -> str:
     """Return where the docs lie, seen from a page that is written in their repository;
     empty anywhere else.
     """

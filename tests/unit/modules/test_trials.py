@@ -2,7 +2,6 @@
 it no longer holds.
 """
 
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 import hiddenscope as hs
 from hiddenscope.discovery import find, vocabulary
 from hiddenscope.errors import LoadError, TooLarge
+from hiddenscope.files import UNSEALED, seal
 from hiddenscope.loading import sources
 from hiddenscope.model import generation
 from hiddenscope.modules import trials
@@ -76,8 +76,8 @@ def test_a_remembered_proof_is_made_again_on_one_batch_before_it_is_used(
     memory = memory_of(folder)
     text = json.dumps(json.loads(memory.read_text())["outcomes"])
     outcomes = json.loads(text.replace("model.layers.1", "model.layers.0"))
-    seal = hashlib.sha256(json.dumps(outcomes, sort_keys=True).encode()).hexdigest()
-    memory.write_text(json.dumps({"outcomes": outcomes, "sha256": seal}))
+    memory.write_text(json.dumps({"outcomes": outcomes, "seal": UNSEALED}))
+    seal(memory)
     model = hs.load(folder)
     assert model.remembered
     assert len(model.anatomy.select("layer.*")) == 3
@@ -94,7 +94,7 @@ def test_a_memory_that_cannot_be_read_counts_as_none(
     whole = memory.read_bytes()
     reader = trials.Memory(folder.parent / "cache", "other")
     reader.path = memory
-    for damage in ("{", "{}", '{"outcomes": {"anatomy": 3}, "sha256": "no"}'):
+    for damage in ("{", "{}", '{"outcomes": {"anatomy": 3}, "seal": "no"}'):
         memory.write_text(damage)
         assert reader._read() == {}
     assert not hs.load(folder).remembered

@@ -10,6 +10,7 @@ from torch import Tensor
 from hiddenscope import progress
 from hiddenscope.analyses.cluster.story import ClusterRecord, ClusterReport
 from hiddenscope.errors import NotFinite, StatesError, TextError
+from hiddenscope.measures.principal import principal_coordinates
 from hiddenscope.model import ModelLike, as_source
 from hiddenscope.passes import Inputs, Texts
 from hiddenscope.results import Result
@@ -83,7 +84,7 @@ def find_clusters(
         raise StatesError(
             "Cannot cluster", reason, "Give others, or choose another site or pool."
         )
-    places = _principal_coordinates(directions)
+    places = _places(directions)
     labels, strengths = _run_hdbscan(places, smallest)
     units = row_units(collection, rows, getattr(texts, "groups", None))
     stabilities = _stability(values, labels, smallest, units)
@@ -180,34 +181,11 @@ def _directions(values: Tensor) -> Tensor:
     return torch.where(norms > threshold, centred / norms.clamp_min(threshold), 0)
 
 
-def _principal_coordinates(directions: Tensor) -> AnyArray:
+def _places(directions: Tensor) -> AnyArray:
     """Return the coordinates of each row along the principal directions."""
-    centred = (directions - directions.mean(0)).numpy()
-    rows, width = centred.shape
-    count = min(MAX_DIRECTIONS, max(2, rows // ROWS_EACH), width)
-    # Of the two products, the smaller one: their spectra differ by zeros only.
-    if rows < width:
-        values, vectors = _largest_eigenpairs(centred @ centred.T, count)
-        places = vectors * np.sqrt(np.maximum(values, 0))
-        axes = centred.T @ vectors
-    else:
-        _, axes = _largest_eigenpairs(centred.T @ centred, count)
-        places = centred @ axes
-    # An axis is defined up to its sign. Its largest entry is made positive, or the
-    # picture could come out mirrored.
-    signs = np.sign(np.take_along_axis(axes, np.abs(axes).argmax(0)[None], 0))
-    coordinates: AnyArray = places * signs
-    return coordinates
-
-
-def _largest_eigenpairs(square: AnyArray, count: int) -> tuple[AnyArray, AnyArray]:
-    """Return the largest eigenvalues of a symmetric matrix, and their vectors."""
-    from scipy.linalg import eigh
-
-    # A subset takes half the time of all of them.
-    subset = [len(square) - count, len(square) - 1]
-    values, vectors = eigh(square, subset_by_index=subset)
-    return values[::-1], vectors[:, ::-1]
+    count = min(MAX_DIRECTIONS, max(2, len(directions) // ROWS_EACH))
+    centred = directions - directions.mean(0)
+    return principal_coordinates(centred.numpy(), count)
 
 
 def _run_hdbscan(places: AnyArray, smallest: int) -> tuple[Ints, AnyArray]:
@@ -267,7 +245,7 @@ def _stability(values: Tensor, labels: Ints, smallest: int, units: Ints) -> list
             directions = _directions(values[torch.from_numpy(rows)])
             # A cluster has fewer rows here, so that fewer must suffice.
             again, _ = _run_hdbscan(
-                _principal_coordinates(directions), max(2, round(RESAMPLED * smallest))
+                _places(directions), max(2, round(RESAMPLED * smallest))
             )
             for label in range(cluster_count):
                 members = labels[rows] == label

@@ -16,11 +16,11 @@ result       errors and findings as a result, and accepted errors in a file
 story        the report of what was found, and what is said and shown
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
+from hiddenscope.files import PathLike
 from hiddenscope.interface import SITES, TEXTS, analysis, ask
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def drift(
         ask(in_form=False, python_only="A pairing of modules has many parts."),
     ] = None,
     baseline: Annotated[
-        str | os.PathLike[str] | None,
+        PathLike | None,
         ask(
             "A file of accepted errors; it is written where there is none.",
             kind="path",

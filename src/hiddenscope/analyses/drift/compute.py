@@ -57,6 +57,7 @@ from hiddenscope.analyses.drift.search import Search
 from hiddenscope.analyses.drift.story import Baseline, Pairing, Restored, SitePair
 from hiddenscope.analyses.drift.systematic import coarsest
 from hiddenscope.errors import ModuleError, StatesError
+from hiddenscope.files import PathLike
 from hiddenscope.model import Model, load
 from hiddenscope.modules.operations import tell_of_slow_products
 from hiddenscope.passes import Inputs, Texts
@@ -94,7 +95,7 @@ def compare_sides(
     *,
     sites: SitePatterns,
     pairing: Mapping[str, str] | str | None,
-    baseline: str | os.PathLike[str] | None,
+    baseline: PathLike | None,
     low_memory: bool,
 ) -> Result:
     """Compare two sides, and say which module is at fault."""

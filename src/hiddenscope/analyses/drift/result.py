@@ -46,7 +46,7 @@ from hiddenscope.analyses.drift.story import (
     WorstToken,
 )
 from hiddenscope.errors import FileError
-from hiddenscope.files import replacing
+from hiddenscope.files import PathLike, replacing
 from hiddenscope.results.dataset import token_coords
 from hiddenscope.sites import Site, SitePatterns, select
 from hiddenscope.states import Tokens
@@ -315,7 +315,7 @@ def _moved_layers(errors: Errors) -> list[MovedLayer]:
     return sorted(moved, key=lambda layer: -layer.local)
 
 
-def read_baseline(path: str | os.PathLike[str]) -> dict[str, float] | None:
+def read_baseline(path: PathLike) -> dict[str, float] | None:
     """Read the accepted error of each site; None if there is no file.
 
     >>> read_baseline("no/such/file.json") is None
@@ -356,7 +356,7 @@ def read_baseline(path: str | os.PathLike[str]) -> dict[str, float] | None:
         ) from error
 
 
-def write_baseline(path: str | os.PathLike[str], levels: Mapping[str, float]) -> int:
+def write_baseline(path: PathLike, levels: Mapping[str, float]) -> int:
     """Write the finite errors of sites, and return their number."""
     accepted = {site: level for site, level in levels.items() if math.isfinite(level)}
     with replacing(path) as fresh:

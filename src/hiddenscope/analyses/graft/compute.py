@@ -1,7 +1,6 @@
 """The runs of a graft: answers along the windows, and what they show."""
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from itertools import product
 from numbers import Integral
 from typing import Any, NamedTuple, TypeAlias
 
@@ -19,6 +18,7 @@ from hiddenscope.analyses.graft.story import (
 from hiddenscope.errors import ModuleError, PassError, TextError
 from hiddenscope.linear.intervals import wilson
 from hiddenscope.measures.grouped import effective_count, group_sums
+from hiddenscope.measures.permutations import corrected_sign_flip_p
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.modules import hooks
 from hiddenscope.modules.adapters import below_adapters
@@ -37,11 +37,6 @@ from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.states.arrays import Bools, Floats, Ints
 
 Window: TypeAlias = tuple[Site, ...]
-
-# Random sign flips of the test, where not all of them can be tried.
-FLIPS = 9_999
-# Prompts for which all 4,096 sign flips are tried.
-MOST_EXACT = 12
 
 
 def slide_windows(
@@ -448,13 +443,5 @@ def sign_flip_p(differences: Floats, groups: Ints | None = None) -> float:
     0.5
     """
     sums = differences if groups is None else group_sums(differences, groups)
-    count = len(sums)
-    # Few sums get every combination of signs, and many get random ones.
-    if count <= MOST_EXACT:
-        signs = np.array(list(product((1, -1), repeat=count)), dtype=float)
-    else:
-        random_signs = np.random.default_rng(0).choice((1.0, -1.0), (FLIPS, count))
-        signs = np.concatenate([np.ones((1, count)), random_signs])
-    totals = np.abs(signs @ sums)
-    # The first row is the data as they are; rounding must not tell equal sums apart.
-    return float((totals >= totals[0] * (1 - 1e-9)).mean())
+    # Of a mean and its opposite, the one above zero.
+    return float(corrected_sign_flip_p(np.column_stack([sums, -sums])).min())

@@ -169,7 +169,10 @@ def story(report: GraftReport, result: Result) -> Iterator[Section]:
             note=f"Each point is named by its first layer; {_prompts(report)}.",
         )
         views.append(lines)
-    reading = f"At every point, {_replacing(report)}{reading}"
+    single = report.layers == 1 and report.grafted == "blocks"
+    replaces = "replaces that" if single else "replace those"
+    grafted = f"{_grafted(report)} of the donor {replaces} of the model"
+    reading = f"At every point, {grafted}{reading}"
     yield Section(TITLE, tuple(findings), tuple(views), reading)
 
 
@@ -282,13 +285,6 @@ def _prompts(report: GraftReport) -> str:
     if report.groups == count:
         return prompts
     return f"{prompts} in {counted(report.groups, 'group')}"
-
-
-def _replacing(report: GraftReport) -> str:
-    """Say what takes the place of what."""
-    single = report.layers == 1 and report.grafted == "blocks"
-    replaces = "replaces that" if single else "replace those"
-    return f"{_grafted(report)} of the donor {replaces} of the model"
 
 
 def _interval(share: Share) -> str:

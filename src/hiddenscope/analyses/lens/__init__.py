@@ -7,9 +7,9 @@ fitting  the maps of such a lens, and how they are fitted
 story    what is said and shown
 """
 
-import os
 from typing import TYPE_CHECKING, Annotated
 
+from hiddenscope.files import PathLike
 from hiddenscope.interface import SITES, TARGETS, TEXTS, analysis, ask
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def lens(
         ),
     ] = None,
     lens: Annotated[
-        "str | os.PathLike[str] | Lens",
+        "PathLike | Lens",
         ask("logit, or the path of a lens that was fitted.", in_form=False),
     ] = "logit",
     sites: Annotated["SitePatterns", SITES] = "layer.*",

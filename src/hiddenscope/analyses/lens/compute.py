@@ -1,6 +1,5 @@
 """The numbers of a lens: what every layer predicts, as labelled arrays and a report."""
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -23,6 +22,7 @@ from hiddenscope.analyses.lens.story import (
 )
 from hiddenscope.directions.direction import Direction
 from hiddenscope.errors import PassError, SiteError, TextError
+from hiddenscope.files import PathLike
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.passes import Inputs, Texts, require_recordable
 from hiddenscope.passes.record import make_pass
@@ -101,7 +101,7 @@ def read_layers(
     texts: Texts | Inputs | Direction,
     k: int,
     target: str | int | None,
-    lens: str | os.PathLike[str] | Lens,
+    lens: PathLike | Lens,
     sites: SitePatterns,
     targets: Texts | None,
 ) -> Result:

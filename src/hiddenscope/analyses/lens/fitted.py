@@ -7,7 +7,6 @@ from typing import Literal
 
 from hiddenscope.analyses.lens.fitting import (
     Map,
-    PathLike,
     fit_jacobian,
     fit_tuned,
     read_lens_file,
@@ -17,6 +16,7 @@ from hiddenscope.analyses.lens.fitting import (
 from hiddenscope.analyses.lens.reading import LensSites
 from hiddenscope.arguments import checked
 from hiddenscope.errors import StatesError
+from hiddenscope.files import PathLike
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.passes import Inputs, Texts
 from hiddenscope.passes.unembed import Unembedding
@@ -58,7 +58,7 @@ class Lens:
         kind: Literal["tuned", "jacobian"] = "tuned",
         *,
         targets: Texts | None = None,
-        partial: str | os.PathLike[str] | None = None,
+        partial: PathLike | None = None,
     ) -> "Lens":
         """Fit a lens to a model on texts; `facts` hold what was measured.
 
@@ -95,7 +95,7 @@ class Lens:
         weights = model.source(sites.last.stack).weights
         return cls(kind, maps, model.name, weights, facts)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: PathLike) -> None:
         """Write it as one safetensors file; `Lens.load` gives it back exactly."""
         tensors = {}
         for layer, layer_map in self.maps.items():
@@ -111,7 +111,7 @@ class Lens:
         write_lens_file(path, FORMAT, tensors, header)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "Lens":
+    def load(cls, path: PathLike) -> "Lens":
         """Read what `save` wrote."""
         tensors, header = read_lens_file(path, FORMAT)
         try:

@@ -22,7 +22,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from torch import Tensor
 from hiddenscope import progress
 from hiddenscope.analyses.lens.reading import LensSites, read_predictions
 from hiddenscope.errors import FileError, TextError
-from hiddenscope.files import read_tensors, write_tensors
+from hiddenscope.files import PathLike, read_tensors, write_tensors
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs
 from hiddenscope.passes.jacobian import tape
@@ -41,8 +41,6 @@ from hiddenscope.sites import Site
 from hiddenscope.states import States
 from hiddenscope.states.arrays import Floats
 from hiddenscope.states.mixed import one_tensor
-
-PathLike: TypeAlias = str | os.PathLike[str]
 
 # As a share of each channel's own sum of squares.
 PENALTIES = (0.001, 0.01, 0.1, 1.0, 10.0)

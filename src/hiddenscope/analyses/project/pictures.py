@@ -15,8 +15,9 @@ from hiddenscope.analyses.project.workers import Job, UmapPool
 from hiddenscope.arguments import checked, integer
 from hiddenscope.errors import StatesError
 from hiddenscope.measures.distances import Distances, trustworthiness
+from hiddenscope.measures.principal import principal_coordinates
 from hiddenscope.measures.separation import Score
-from hiddenscope.states.arrays import Floats, Floats32, Ints
+from hiddenscope.states.arrays import Floats32, Ints
 
 if TYPE_CHECKING:
     from hiddenscope.results import Result
@@ -82,22 +83,11 @@ class Pictures:
 
 def pca(points: Distances) -> Picture:
     """Return the first two principal components."""
-    rows = points.rows
-    # Of the two products, the smaller one: their spectra differ by zeros only.
-    if rows.shape[0] > rows.shape[1]:
-        _, vectors = torch.linalg.eigh(rows.T @ rows)
-        components = rows @ vectors.flip(1)[:, :2]
-    else:
-        values, vectors = torch.linalg.eigh(rows @ rows.T)
-        deviations = values.flip(0).clamp_min(0)[:2].sqrt()
-        components = vectors.flip(1)[:, :2] * deviations
-    if components.shape[1] < 2:
-        # States of width 1, or one point.
-        missing = components.new_zeros(len(components), 2 - components.shape[1])
-        components = torch.cat([components, missing], 1)
-    # Each component is defined up to its sign: the largest entry is made positive.
-    signs = components.gather(0, components.abs().argmax(0, keepdim=True)).sign()
-    return _floats(components * torch.where(signs == 0, 1, signs))
+    picture = np.zeros((len(points), 2), dtype=np.float32)
+    # States of width 1, or one point, have one component.
+    components = principal_coordinates(points.rows.numpy(), 2)
+    picture[:, : components.shape[1]] = components
+    return picture
 
 
 def draw(
@@ -108,7 +98,7 @@ def draw(
     advance: Callable[[float], None],
 ) -> list[list[Picture]]:
     """Draw every set of points, once for each seed; all pictures start from PCA."""
-    starts = [pca(site) for site in points]
+    starts = list(map(pca, points))
     if how.method == "pca":
         return [[start] for start in starts]
     if how.method == "umap":
@@ -179,17 +169,12 @@ def align(picture: Picture, other: Picture | None) -> Picture:
 
     Nothing is stretched (orthogonal Procrustes, Schönemann 1966).
     """
-    centred = _centred(picture)
+    wide = picture.astype(np.float64)
+    centred = wide - wide.mean(0)
     if other is not None:
         left, _, right = np.linalg.svd(centred.T @ (other - other.mean(0)))
         centred = centred @ (left @ right)
     return np.asarray(centred, dtype=np.float32)
-
-
-def _centred(picture: Picture) -> Floats:
-    mean = picture.mean(0, dtype=np.float64)
-    centred: Floats = picture.astype(np.float64) - mean
-    return centred
 
 
 def disparity(picture: Picture, other: Picture) -> float:
@@ -197,13 +182,12 @@ def disparity(picture: Picture, other: Picture) -> float:
 
     It is 0 if they do not differ at all, and at most 1.
     """
-    first, second = _centred(picture), _centred(other)
-    scale = np.linalg.norm(first) * np.linalg.norm(second)
-    if scale == 0:
+    from scipy.spatial import procrustes
+
+    if not (np.ptp(picture, 0).any() and np.ptp(other, 0).any()):
         return float("nan")
-    # The residual of the best orthogonal fit (Procrustes statistic).
-    shared = np.linalg.svd(first.T @ second, compute_uv=False).sum() / scale
-    return float(np.sqrt(max(0.0, 1.0 - min(1.0, shared) ** 2)))
+    *_, squared = procrustes(picture, other)
+    return float(np.sqrt(squared))
 
 
 @dataclass(frozen=True, eq=False)

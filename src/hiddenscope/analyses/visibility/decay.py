@@ -208,8 +208,7 @@ def statistics_of(sums: Mapping[str, Floats], mixing: Bools) -> NamedSums:
         known = np.isfinite(mean_distance)
         if known.sum() > 1:
             depths = np.linspace(0, 1, sites)[known]
-            x = depths - depths.mean()
-            trend = (x * mean_distance[known]).sum() / (x**2).sum()
+            trend = np.polyfit(depths, mean_distance[known], 1)[0]
         statistics: dict[str, Any] = {
             "own_below": below[:, 0] / targets,
             "own_mean": decays["below"][0],
@@ -278,12 +277,9 @@ def _fit_line(x: Floats, y: Floats, weights: Floats) -> tuple[float, float]:
 
     It is returned as its slope and its mean squared error.
     """
-    across = x - np.average(x, weights=weights)
-    up = y - np.average(y, weights=weights)
-    covariance = (weights * across * up).sum()
-    slope = float(covariance / (weights * across**2).sum())
-    residuals = up - slope * across
-    return slope, float(np.average(residuals**2, weights=weights))
+    # polyfit takes weights of residuals, not of their squares.
+    line, squares, *_ = np.polyfit(x, y, 1, w=np.sqrt(weights), full=True)
+    return float(line[0]), float(squares.sum() / weights.sum())
 
 
 def jackknife(
