@@ -43,7 +43,7 @@ from hiddenscope.loading.variants import (
     scheme_config,
 )
 from hiddenscope.modules import autograd
-from hiddenscope.modules.quantised import quantised_weights
+from hiddenscope.modules.quantised import keep_layout, quantised_weights
 
 if TYPE_CHECKING:
     import torch
@@ -186,6 +186,7 @@ def load_folder(
                     device_map = spread_map(device_map, build(config))
             arguments["device_map"] = device_map
         module, info = _from_pretrained(loader, folder, arguments)
+    keep_layout(module)
     weights_note = _check_loaded(folder, module, info)
     if options.scheme is not None and not any(quantised_weights(module)):
         raise LoadError(

@@ -41,6 +41,7 @@ from hiddenscope.loading.folder import (
 )
 from hiddenscope.loading.gguf import CONVERSION, convert, read_header
 from hiddenscope.loading.variants import Adapted, ModelVariant, Quantised
+from hiddenscope.modules.quantised import rearranged_parts
 from hiddenscope.texts import FORMATS
 
 if TYPE_CHECKING:
@@ -198,12 +199,18 @@ def _live(source: Any, options: list[str]) -> Loaded:
     remedy = "Pass (module, tokenizer), or (module, None)."
     match source:
         case (nn.Module() as module, None | PreTrainedTokenizerBase() as tokenizer):
-            if not options:
+            if options:
+                names = ", ".join(options)
+                reason = f"{names} would change your module, which is used as it is"
+                remedy = "Change it before you pass it."
+            elif any(rearranged_parts(module)):
+                reason = "bitsandbytes rearranges its 4-bit weights during a pass here"
+                remedy = (
+                    "Set support_avx512bf16_for_cpu = False on its Linear4bit modules."
+                )
+            else:
                 name = type(module).__name__
                 return Loaded(module, lambda: tokenizer, name, None, ())
-            names = ", ".join(options)
-            reason = f"{names} would change your module, which is used as it is"
-            remedy = "Change it before you pass it."
         case (nn.Module(), other):
             kind = type(other).__name__
             reason = f"its second part is a {kind} and not a tokenizer of transformers"

@@ -172,6 +172,25 @@ def state_objects(module: nn.Module) -> Iterator[object]:
             yield state
 
 
+def rearranged_parts(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the parts whose 4-bit weights a pass would rearrange in place.
+
+    bitsandbytes does so on processors with bfloat16, in eval mode, and rounds their
+    scales; another thread then reads what it did not pack.
+    """
+    for part in module.modules():
+        is_rearranged = getattr(part, "support_avx512bf16_for_cpu", False)
+        if is_rearranged and part.weight.device.type == "cpu":
+            yield part
+
+
+def keep_layout(module: nn.Module) -> None:
+    """Let 4-bit weights that nobody else uses yet lie as they were packed."""
+    part: Any
+    for part in rearranged_parts(module):
+        part.support_avx512bf16_for_cpu = False
+
+
 def shared_weight(weight: Tensor) -> Tensor:
     """Return the tensor that a copy of a module uses in the place of a packed one.
 

@@ -256,6 +256,7 @@ def test_loading_is_quiet(
 
 
 def test_projections_that_a_user_has_packed_are_taken_as_they_are() -> None:
+    """Where a pass would rearrange them in place, they are refused."""
     import bitsandbytes
 
     module = tiny_model("llama")
@@ -271,6 +272,13 @@ def test_projections_that_a_user_has_packed_are_taken_as_they_are() -> None:
         )
         container, _, name = path.rpartition(".")
         setattr(module.get_submodule(container), name, packed.to("cpu").eval())
+        # As it is on processors with bfloat16.
+        packed.support_avx512bf16_for_cpu = True
+    with pytest.raises(LoadError, match="rearranges its 4-bit weights"):
+        hs.load((module, None))
+    for part in module.modules():
+        if isinstance(part, bitsandbytes.nn.Linear4bit):
+            part.support_avx512bf16_for_cpu = False
     model = hs.load((module, None))
     assert model.source().quantisation == "bitsandbytes nf4 with packed scales"
     ids = torch.tensor([TEXT])
