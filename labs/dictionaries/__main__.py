@@ -76,6 +76,9 @@ def of_seed(seed: int) -> Counter[tuple[str, str]]:
     for kind in KINDS:
         sound = train(rows, kind, COUNT, steps=STEPS, seed=seed)
         verdicts[SOUND, verdict(partial(replace, sound), model, "")] += 1
+        bare = train(rows, kind, COUNT, steps=STEPS, biased=False, seed=seed)
+        case = f"{SOUND}, without a bias of the decoder"
+        verdicts[case, verdict(partial(replace, bare), model, "")] += 1
         # Faults are planted in every fourth.
         planted = {} if seed % 4 else faults(sound) | misplaced()
         for name, fault in planted.items():

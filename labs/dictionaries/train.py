@@ -43,12 +43,13 @@ def train(
     k: int = 8,
     steps: int = 150,
     outputs: Tensor | None = None,
+    biased: bool = True,
     seed: int = 0,
 ) -> Dictionary:
     """Train a dictionary at layer.2, or a transcoder from its `mid` to its `mlp`.
 
-    The bias is subtracted from the input of an autoencoder. Directions have norm 1,
-    but those of transcoders.
+    The bias is subtracted from the input of an autoencoder; not `biased`, the decoder
+    has none. Directions have norm 1, but those of transcoders.
     """
     generator = torch.Generator().manual_seed(seed)
     goal = states if outputs is None else outputs
@@ -59,7 +60,7 @@ def train(
     directions = torch.randn(count, targets.shape[1], generator=generator)
     directions = torch.nn.functional.normalize(directions, dim=1)
     encoder = directions.T.clone()
-    bias, mean = torch.zeros(count), targets.mean(0)
+    bias, mean = torch.zeros(count), targets.mean(0) * biased
     gate_bias, log_gain = torch.zeros(count), torch.zeros(count)
     log_threshold = torch.full((count,), -3.0)
     parameters = [directions, encoder, bias, mean, gate_bias, log_gain, log_threshold]
@@ -102,6 +103,7 @@ def train(
         optimiser.step()
         optimiser.param_groups[0]["lr"] = 3e-3 * min(1.0, 3 * (1 - step / steps))
         with torch.no_grad():
+            mean *= biased
             directions /= directions.norm(dim=1, keepdim=True)
     gates_of: dict[Kind, Gate] = {"batchtopk": "threshold", "jumprelu": "threshold"}
     unit = units[0]

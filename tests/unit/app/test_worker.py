@@ -98,7 +98,7 @@ def test_a_cancelled_question_is_said_and_a_damaged_worker_leaves(
     assert ask(KeyboardInterrupt()) == {"type": "cancelled", "leaving": False}
     assert left == []
     in_an_import = ImportError("half a module")
-    in_an_import.__context__ = KeyboardInterrupt()
+    in_an_import.__cause__ = KeyboardInterrupt()
     assert ask(in_an_import) == {"type": "cancelled", "leaving": True}
     assert left == [0]
     assert ask(ImportError("no module"))["message"] == (

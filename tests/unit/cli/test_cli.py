@@ -239,16 +239,17 @@ def test_texts_come_from_files_and_from_stdin(folder: str, tmp_path: Path) -> No
 def sae(folder: str, tmp_path: Path) -> str:
     """The folder of a dictionary of the model: components of its states."""
     rows = hs.load(folder).capture([TEXT, TEXT[::-1]], "layer.1")["layer.1"]
-    _, _, components = torch.linalg.svd(rows, full_matrices=False)
+    mean = rows.mean(0)
+    _, _, components = torch.linalg.svd(rows - mean, full_matrices=False)
     both = torch.cat([components[:6], -components[:6]])
     hs.Dictionary(
         both,
         both.T.contiguous(),
         torch.zeros(len(both)),
-        torch.zeros(both.shape[1]),
+        mean,
         "layer.1",
         "layer.1",
-        Encoding("relu"),
+        Encoding("relu", centred=True),
     ).save(tmp_path / "sae")
     return str(tmp_path / "sae")
 
