@@ -381,6 +381,8 @@ def described(hint: Any) -> str:
 
     >>> described(str | Sequence[int] | None), described(Literal["mean", "max"])
     ('a string, a list of integers or None', "'mean' or 'max'")
+    >>> described(Exception | str)
+    'an Exception or a string'
     """
     if "_SupportsArray" in str(hint):
         return "an array of numbers"
@@ -404,7 +406,8 @@ def described(hint: Any) -> str:
         return _WORDS[hint]
     if hint is os.PathLike or origin is os.PathLike:
         return "a path"
-    return f"a {getattr(hint, '__name__', str(hint))}"
+    name = getattr(hint, "__name__", str(hint))
+    return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
 
 
 def shown(value: Any) -> str:
