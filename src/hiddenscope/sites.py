@@ -276,7 +276,7 @@ def nearest(item: str, known: Sequence[str]) -> str:
         names = [re.sub(r"^(encoder|decoder)\.", "", name) for name in names]
     distinct = list(dict.fromkeys(names))
     near = get_close_matches(item[:60].lower(), distinct, n=1, cutoff=0.4)
-    if near:
+    if near and near[0] != item:
         return f"Did you mean '{near[0]}'?"
     others = "" if item.endswith("*") else ", or 'layer.*'"
     return f"Choose one of those{others}."

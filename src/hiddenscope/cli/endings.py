@@ -188,7 +188,8 @@ def _message(error: Exception, options: Collection[str]) -> str:
     if isinstance(error, errors.Error):
         return in_options(str(error), options)
     if isinstance(error, OSError):
-        return f"Cannot read or write: {error.strerror or error}."
+        place = f" {error.filename}" if error.filename else ""
+        return f"Cannot read or write{place}: {error.strerror or error}."
     return (
         f"{type(error).__name__}: {error}\nThis is unexpected: --debug shows where it"
         " happened."

@@ -36,6 +36,7 @@ from hiddenscope.passes import Inputs, Texts
 from hiddenscope.results import Facts
 from hiddenscope.sites import Site
 from hiddenscope.states import Readable, States
+from hiddenscope.states.pooling import refuse_pooled
 from hiddenscope.store import Store
 
 if TYPE_CHECKING:
@@ -554,6 +555,8 @@ def _statistics(states: Readable, site: str) -> tuple[str, RunningStatistics]:
                 "Give site='layer.12'.",
             )
         (site,) = map(str, states.sites)
+    problem = f"Cannot make a dictionary of the states at {site}"
+    refuse_pooled(states, problem)
     later = torch.from_numpy(states.tokens.positions > 0)
     limit = length_limit(states.blocks(site))
     statistics = RunningStatistics()
@@ -562,13 +565,15 @@ def _statistics(states: Readable, site: str) -> tuple[str, RunningStatistics]:
         is_used = later[start : start + len(block)].to(block.device)
         statistics.add(block[is_used & ~is_massive(block, limit)])
         start += len(block)
-    problem = f"Cannot make a dictionary of the states at {site}"
     if not statistics.count:
         reason = "there are none, first tokens left out"
         raise StatesError(problem, reason, "Give texts of two tokens or more.")
     if not statistics.covariance.isfinite().all():
         reason = "they have a NaN or an infinity"
         raise NotFinite(problem, reason, "Look at them with hs.profile.")
+    # The squares of what is but rounding are smaller still.
+    if statistics.covariance.trace() <= 1e-12 * statistics.mean.square().sum():
+        raise StatesError(problem, "all states are equal", "Give other texts.")
     return site, statistics
 
 
@@ -585,10 +590,11 @@ def _row(item: Any, site: str) -> tuple[Any, str]:
 def _matrix(vectors: Any) -> Tensor:
     """Return vectors [feature, width] in float64."""
     try:
-        rows = vectors
         if not isinstance(vectors, Tensor):
-            rows = np.stack([np.asarray(vector, float) for vector in vectors])
-        matrix = torch.as_tensor(rows, dtype=torch.float64).detach()
+            vectors = torch.tensor(np.stack([np.asarray(row) for row in vectors]))
+        if vectors.is_complex():
+            raise TypeError
+        matrix: Tensor = vectors.detach().double()
     except (TypeError, ValueError):
         matrix = torch.empty(0)
     # Of numbers that are too large the length is infinite.

@@ -338,10 +338,11 @@ def _vector(value: Any) -> Tensor:
     probe = hasattr(value, "coef_")
     numbers = value.coef_ if probe else value
     try:
-        if isinstance(numbers, Tensor):
-            array = numbers.detach().cpu().double()
-        else:
-            array = torch.tensor(np.asarray(numbers, float))
+        if not isinstance(numbers, Tensor):
+            numbers = torch.tensor(np.asarray(numbers))
+        if numbers.is_complex():
+            raise TypeError
+        array = numbers.detach().cpu().double()
     # NotImplementedError comes from a meta tensor, which has no numbers.
     except (TypeError, ValueError, NotImplementedError):
         remedy = (
@@ -353,7 +354,7 @@ def _vector(value: Any) -> Tensor:
         ) from None
     # The probe of two classes has one row of coefficients.
     vector = array[0] if array.ndim == 2 and len(array) == 1 else array
-    if vector.ndim != 1:
+    if vector.ndim != 1 or not len(vector):
         reason = f"it has the shape {list(array.shape)}"
         raise StatesError(
             "A direction must be one vector", reason, "Give one of the shape [width]."

@@ -23,17 +23,18 @@ NEEDED = {
 class Encoding:
     """How activations are computed from a state.
 
-    `gate` says which products of the encoder count: "linear", all of them; "relu",
-    those above 0; "threshold", those above the `threshold` of their feature (JumpReLU);
-    "topk", the `k` largest of a state, if above 0; "groups", the largest of each of `k`
-    groups, if above 0; "gated", those that are above 0 with `gate_bias`, and their size
-    is then that of the product times `gain`, with the encoder's bias.
+    The products are `x @ W_enc + b_enc`. `gate` says which of them are kept: "linear",
+    all; "relu", those above 0; "threshold", those above the `threshold` of their
+    feature (JumpReLU); "topk", the `k` largest of a state, if above 0; "groups", the
+    largest of each of `k` groups of features, if above 0 (groupmax of sparsify);
+    "gated", features with `x @ W_enc + gate_bias` above 0, whose activation is then
+    `relu(x @ W_enc * gain + b_enc)`.
 
     `centred`: the decoder's bias is subtracted from the state first. `state_norm`: each
     state is first brought to the length sqrt(width), or normed as by a layer norm, or
     its mean over the width is taken out; unless it is a transcoder's, what is decoded
-    is brought back. `by_norm`: the threshold, or the rank among the k largest, is one
-    of the product times the norm of its direction.
+    is brought back. `by_norm`: what the threshold, or the rank among the k largest, is
+    about is the product times the norm of the direction.
     """
 
     gate: Gate = "relu"

@@ -22,6 +22,7 @@ from hiddenscope.passes import Inputs
 from hiddenscope.sites import Site
 from hiddenscope.states import States
 from hiddenscope.states.arrays import Ints
+from hiddenscope.states.pooling import refuse_pooled
 from hiddenscope.store import Store
 
 # Rows that are read together: fewer mix better, more are read faster.
@@ -57,36 +58,41 @@ class Feed:
     def batches(
         self, size: int, seed: int, start: int, device: str
     ) -> Iterator[Tensor]:
-        """Yield batches of about this size without end, from number `start` on."""
+        """Yield batches of this size without end, from number `start` on."""
         reading: Future[Tensor] | None = None
+        # What the last portion leaves is the beginning of the next batch.
+        begun: list[Tensor] = []
+        needed = size
         with ThreadPoolExecutor(1, "states") as thread:
             for (pieces, order), (following, _) in pairwise(
-                self._orders(size, seed, start)
+                self._orders(size, seed, start * size)
             ):
                 reading = reading or thread.submit(self._portion, pieces, device)
                 portion = reading.result()
                 # All of a small corpus is one portion, which stays.
                 if not np.array_equal(pieces, following):
                     reading = thread.submit(self._portion, following, device)
-                for indices in order:
-                    yield portion[torch.from_numpy(indices).to(device)].float()
+                for rows in np.split(order, range(needed, len(order), size)):
+                    begun.append(portion[torch.from_numpy(rows).to(device)].float())
+                    needed -= len(rows)
+                    if not needed:
+                        yield torch.cat(begun)
+                        begun, needed = [], size
 
-    def _orders(
-        self, size: int, seed: int, start: int
-    ) -> Iterator[tuple[Ints, list[Ints]]]:
-        """Yield the pieces of each portion, and the rows of each of its batches."""
+    def _orders(self, size: int, seed: int, done: int) -> Iterator[tuple[Ints, Ints]]:
+        """Yield the pieces of each portion and the order of its rows, of which the
+        first that were `done` are left out.
+        """
         most = max(size, PORTION // (self.width * self.itemsize))
         for number in count():
             order = np.random.default_rng((seed, number)).permutation(len(self.counts))
             portions = np.array_split(order, min(len(order), -(-self.rows // most)))
             for place, pieces in enumerate(map(np.sort, portions)):
                 rows = int(self.counts[pieces].sum())
-                batches = max(1, round(rows / size))
-                if start < batches:
+                if done < rows:
                     generator = np.random.default_rng((seed, number, place))
-                    several = np.array_split(generator.permutation(rows), batches)
-                    yield pieces, several[start:]
-                start = max(0, start - batches)
+                    yield pieces, generator.permutation(rows)[done:]
+                done = max(0, done - rows)
 
     def _portion(self, pieces: Ints, device: str) -> Tensor:
         states = self.read(pieces).detach().to(device)
@@ -108,6 +114,7 @@ def feed_of(
         reason = "a model needs texts, and states have their own"
         raise TextError(problem, reason, "Give fit(model, site, texts=...), or states.")
     sites = source.anatomy.select(site) if isinstance(source, Model) else source.sites
+    refuse_pooled(source, problem)
     if len(sites) != 1 and (not site or isinstance(source, Model)):
         reason = f"it lies at one site, and these are {len(sites)}"
         raise SiteError(problem, reason, "Give site='layer.12'.")

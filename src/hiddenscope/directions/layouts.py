@@ -152,6 +152,14 @@ class StoredDictionary(NamedTuple):
 class Unreadable(ValueError):
     """Why a dictionary cannot be read."""
 
+    remedy = "Correct its files, or save it again with the library that made it."
+
+
+class Unplaced(Unreadable):
+    """Why it is not known where a dictionary lies."""
+
+    remedy = "Say where it lies: read(path, site=...)."
+
 
 def read_layout(path: PathLike, site: str = "") -> StoredDictionary:
     """Read the dictionary of a folder, or of the folder that a file lies in.
@@ -177,8 +185,7 @@ def read_layout(path: PathLike, site: str = "") -> StoredDictionary:
         except Error:
             raise
         except Unreadable as error:
-            remedy = "Correct its files, or say where it lies: read(path, site=...)."
-            raise FileError(problem, str(error), remedy) from None
+            raise FileError(problem, str(error), error.remedy) from None
         # Whatever a configuration with other kinds of values leads to.
         except Exception as error:
             raise Damaged(
@@ -198,10 +205,10 @@ def _block(files: Iterable[Path], place: Site | None) -> int:
     blocks = {int(match[1]) for match in matches if match}
     if place:
         if (place.layer or 0) - 1 not in blocks:
-            raise Unreadable(f"it has no file for {place}")
+            raise Unplaced(f"it has no file for {place}")
         return (place.layer or 0) - 1
     if len(blocks) != 1:
-        raise Unreadable("it holds one for each layer")
+        raise Unplaced("it holds one for each layer")
     return blocks.pop()
 
 
@@ -211,7 +218,7 @@ def _placed(stored: StoredDictionary, place: Site | None) -> StoredDictionary:
     if place and stored.reads == stored.writes:
         ends = [str(place)] * 2
     if not all(ends):
-        raise Unreadable("it names no site that is known here")
+        raise Unplaced("it names no site that is known here")
     if place:
         ends = [str(replace(Site.parse(end), layer=place.layer)) for end in ends]
     return stored._replace(reads=ends[0], writes=ends[1])

@@ -40,9 +40,9 @@ RATE = 2e-4
 WARMUP_STEPS = 1000
 # The part of all steps over which the rate falls to zero.
 DECAY = 0.2
-# How much of the threshold, and of the variance that is left, is that of the last step.
+# The weight of the newest step in the moving averages of the threshold and of the
+# variance that is left: at least this, and at first this over the number of steps.
 AVERAGED, RECENT = 0.01, 0.1
-# After ten times as many steps, the last tenth of them counts.
 SETTLING = 10
 # The weight of what dead features leave of the error.
 REVIVAL = 1 / 32
@@ -51,6 +51,8 @@ LONGEST_IDLE = 10_000_000
 LIKELY = 0.8
 # Steps after which it is looked which features are dead, and a run may stop.
 ROUND = 16
+# The states, or a batch of them, whose mean and size all are scaled by.
+MEASURED = 4096
 SAVED_EVERY_S = 60.0
 FORMAT = "hiddenscope.training/1"
 # How far the means of the same states may be apart, for the size of states.
@@ -63,12 +65,13 @@ class Training:
     """Say how a dictionary is trained.
 
     `tokens` is how many states it is trained on in all, over as many passes as that
-    takes, and `batch` how many at once. `prefixes` makes it a Matryoshka: the first
-    128 features, the first 512 and all of them must each do alone with (128, 512).
-    `rate` is the learning rate, by default 2e-4 / sqrt(features / 2**14). The states of
-    first tokens, and massive ones, are left out unless `first_tokens`: they are often a
-    hundred times as large as the others. `device` is by default that of the model or
-    the states; a store's are on the CPU.
+    takes, up to a whole `batch`, which is how many are used at once. `prefixes` makes
+    it a Matryoshka: the first 128 features, the first 512 and all of them must each do
+    alone with (128, 512). `rate` is the learning rate, by default
+    2e-4 / sqrt(features / 2**14). The states of first tokens, and massive ones, are
+    left out unless `first_tokens`: they are often a hundred times as large as the
+    others. `device` is by default that of the model or the states; a store's are on
+    the CPU.
     """
 
     tokens: int = 10_000_000
@@ -99,7 +102,8 @@ class Trainer:
         self.threshold, self.unexplained = zeros(()), zeros(())
         # The states since each feature acted last.
         self.idle = zeros(features, dtype=torch.int64)
-        # All that the next step depends on, and so all that Adam does.
+        # All that the next step depends on: what is above, and what Adam has and needs
+        # (it takes this very mapping as its state).
         self.tensors: dict[str, Tensor] = {**vars(self), "step": zeros(())}
         for name in ("exp_avg", "exp_avg_sq"):
             self.tensors[name] = torch.zeros_like(self.weights)
@@ -111,7 +115,7 @@ class Trainer:
         self.dead = self.group_starts[:0]
 
     def parts(self, weights: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the directions, the encoder and the bias of each."""
+        """Return the directions, the encoder, its bias, and the decoder's bias."""
         features, width = len(self.idle), len(self.mean)
         sizes = [features * width, features * width, features, width]
         directions, encoder, encoder_bias, bias = weights.split_with_sizes(sizes)
@@ -119,7 +123,7 @@ class Trainer:
         return directions.view(shape), encoder.view(shape), encoder_bias, bias
 
     def measure(self, states: Tensor) -> None:
-        """Take from some states what all are scaled by, and how long encoders begin."""
+        """Take what states are scaled by from some, and fit the encoder's length."""
         if not self.training.first_tokens:
             self.limit.copy_(length_limit([states]))
         rows = states[~is_massive(states, self.limit)].double()
@@ -131,7 +135,9 @@ class Trainer:
         with autograd.restored(), torch.no_grad():
             values, *_, missed = self._encoded(scaled := self._scaled(states))
         # Random directions that are near a state are near one another: their sum would
-        # be too long by far, and all would first be pushed away.
+        # be too long by far, and all would first be pushed away. Of the decoded d the
+        # least squares are at <x, d> / <d, d>, and <x, d> is the sum of the squares of
+        # activations, which are products of x with these same directions.
         length = (missed[:, -1] + scaled).square().sum()
         shorter = values.relu().square().sum() / length
         self.parts(self.weights.detach())[1].mul_(shorter)
@@ -151,7 +157,8 @@ class Trainer:
         flat = products.view(-1)
         places = self._largest(flat.detach(), self.k * len(states))
         values = flat.index_select(0, places)
-        # The bags: what acts in a state, by groups of features.
+        # Decoding is a weighted sum of directions, and embedding_bag sums rows by bags:
+        # here what acts in a state, by groups of features.
         numbers = torch.arange(len(states), device=states.device)
         marks = (numbers[:, None] * len(directions) + self.group_starts).view(-1)
         columns = places % len(directions)
@@ -185,7 +192,8 @@ class Trainer:
         self._update()
         self.idle += len(states)
         self.idle[columns] = 0
-        left = last.square().sum() / (states - states.mean(0)).square().sum()
+        # Scaled states are of length 1 in the mean of squares.
+        left = last.square().sum() / len(states)
         # Both begin at 0, and the first steps must not count for long.
         newest = min(1.0, SETTLING / self.step)
         self.unexplained.lerp_(left, max(RECENT, newest))
@@ -212,7 +220,7 @@ class Trainer:
         return self.idle > min(LONGEST_IDLE, self.training.tokens // 10)
 
     def _revived(self, products: Tensor) -> Tensor:
-        """Decode dead features, in each state at most half as many as it is wide."""
+        """Decode the features in `dead`: in each state the largest, half a width."""
         some = products[:, self.dead].relu()
         most = min(len(self.dead), max(1, len(self.mean) // 2))
         is_large = some >= some.detach().topk(most).values[:, -1:]
@@ -260,7 +268,7 @@ def train(
     device = str(usable_device(training.device or feed.device))
     training = replace(training, batch=batch, device=device)
     trainer = Trainer(feed.width, features, k, training, -(-training.tokens // batch))
-    trainer.measure(feed.sample(batch, training.seed, device))
+    trainer.measure(feed.sample(max(batch, MEASURED), training.seed, device))
     plan = {"site": feed.site, "model": feed.model, "rows": feed.rows}
     plan |= {"features": features, "k": k, **asdict(training)}
     if checkpoint is not None and checkpoint.exists():
@@ -269,6 +277,8 @@ def train(
     problem = f"Cannot fit a dictionary to {feed.site}"
 
     def run() -> None:
+        # Better now than after an hour if nothing can be written there.
+        save()
         saved = time.monotonic()
         batches = feed.batches(batch, training.seed, trainer.step, device)
         with progress.track("Training", total=trainer.steps) as advance:
@@ -297,15 +307,15 @@ def train(
             running.result()
         finally:
             stopping.set()
-    facts = {name: plan[name] for name in ("model", "rows", "k", "tokens", "seed")}
-    return trainer.dictionary(feed.site, **facts)
+    facts = {name: plan[name] for name in ("model", "rows", "k", "seed")}
+    return trainer.dictionary(feed.site, tokens=trainer.steps * batch, **facts)
 
 
 def _check(feed: Feed, features: int, k: int, training: Training) -> None:
     integer(features, "features", 1)
     integer(k, "k", 1)
     integer(training.tokens, "tokens", 1)
-    integer(training.batch, "batch", 1)
+    integer(training.batch, "batch", 2)
     integer(training.seed, "seed", 0)
     problem = f"Cannot fit {features:,} features to {feed.site}"
     if feed.rows < features:

@@ -253,9 +253,9 @@ class Probe:
             parts = torch.split(negatives[self.site], lengths)
             negatives = [self.highest(part) for part in parts]
         scores = _labels(negatives, np.float64)
-        if scores.ndim != 1 or not len(scores) or not np.isfinite(scores).all():
-            reason = "there is no finite score of each negative"
-            raise StatesError(problem, reason, "Give states or scores of some.")
+        if scores.ndim != 1 or not len(scores):
+            reason = f"it takes a list of scores, not the shape {list(scores.shape)}"
+            raise StatesError(problem, reason, "Give states, or a score of each.")
         if not 0 < false_positives < 1:
             reason = f"false_positives is {false_positives}, and a rate is from 0 to 1"
             raise StatesError(problem, reason, "Give a rate such as 0.01.")
@@ -474,7 +474,7 @@ def _all_finite(values: Floats) -> bool:
 
 def _labels(labels: ArrayLike, dtype: DTypeLike | None = None) -> Labels:
     try:
-        return np.asarray(labels, dtype)
+        values = np.asarray(labels, dtype)
     # Lists of several lengths, a meta tensor, words as numbers.
     except (TypeError, ValueError, RuntimeError) as error:
         raise StatesError(
@@ -482,6 +482,10 @@ def _labels(labels: ArrayLike, dtype: DTypeLike | None = None) -> Labels:
             str(error)[:150],
             "Give one label for each state.",
         ) from error
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        reason = "one of them is missing, NaN or infinite"
+        raise StatesError("Cannot read labels or scores", reason, "Leave it out.")
+    return values
 
 
 def _classes(labels: ArrayLike) -> tuple[Labels, NDArray[np.intp]]:

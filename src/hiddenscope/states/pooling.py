@@ -174,11 +174,20 @@ def parse_pooling(
     except TypeError:
         pass
     refusal = error or StatesError
+    of_scores = f", or, of scores, {', '.join(SCORE_POOLINGS)}" if scores else ""
     raise refusal(
         f"No pooling {str(pool)[:40]!r}",
         "it does not say how to make one vector of the tokens of a text",
-        f"Choose {CHOICES}.",
+        f"Choose {CHOICES}{of_scores}.",
     )
+
+
+def refuse_pooled(states: object, problem: str) -> None:
+    """Raise StatesError if the rows of a store stand for whole texts."""
+    if getattr(states, "pooled", None) is not None:
+        reason = "each row stands for a whole text"
+        remedy = "Extract the states of every token: hs.extract without pool."
+        raise StatesError(problem, reason, remedy)
 
 
 def position_of(pool: Pooling) -> int | None:

@@ -5,12 +5,12 @@
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hiddenscope import texts as reader
-from hiddenscope.errors import TextError
+from hiddenscope.errors import StatesError, TextError
 from hiddenscope.passes import Inputs
 from hiddenscope.states import Pair, Readable, Tokens
 from hiddenscope.texts import Belonging, Labelled, belonging
@@ -108,6 +108,15 @@ def texts_of_rows(
         if label is not None:
             by_text[text].append(label)
     return text_of, belonging(strings, by_text, dataset.groups)
+
+
+def refuse_missing(labels: Iterable[Any], problem: str, unit: str) -> None:
+    """Raise StatesError if one of the labels is missing."""
+    for number, label in enumerate(labels):
+        # A NaN, as frames have it for a missing label, differs from itself.
+        if label is None or label != label:
+            reason = f"the label of {unit} {number} is missing"
+            raise StatesError(problem, reason, "Leave that one out.")
 
 
 def labels_of_states(states: Readable | Pair, data: Any) -> Dataset:

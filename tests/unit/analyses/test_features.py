@@ -308,6 +308,7 @@ def test_an_encoder_has_no_loss_of_next_tokens() -> None:
             "the dictionary is for layer.2 of width 32",
         ),
         ({"dictionary": "no/such/folder"}, "there is no such folder"),
+        ({"dictionary": "neuron"}, "a path that exists, or neurons, pca or random"),
         ({"dictionary": identity(), "data": ([[5, 6]], [0])}, "texts and data"),
         ({"dictionary": identity(), "k": 0}, "k must be an integer"),
         ({"dictionary": identity(), "texts": [[5, 6], [7]]}, "text 1 has a single"),
@@ -327,6 +328,17 @@ def test_an_encoder_has_no_loss_of_next_tokens() -> None:
                 "data": ([[5, 6, 7]] * 8, [0] * 8),
             },
             "there are 1 labels",
+        ),
+        *(
+            (
+                {
+                    "dictionary": identity(),
+                    "texts": None,
+                    "data": ([[5, 6, 7]] * 8, [label] * 4 + [missing] * 4),
+                },
+                "the label of text 4 is missing",
+            )
+            for label, missing in (("a", None), (0.0, float("nan")))
         ),
         ({"dictionary": identity(), "texts": []}, "text"),
     ],

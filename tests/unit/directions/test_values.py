@@ -70,7 +70,15 @@ def test_directions_of_one_site_are_taken_there() -> None:
 
 
 @pytest.mark.parametrize(
-    "vectors", [[[0.0, 1.0], [1.0]], ["river"], [[0.0, float("nan")]], [], [3.0]]
+    "vectors",
+    [
+        [[0.0, 1.0], [1.0]],
+        ["river"],
+        [[0.0, float("nan")]],
+        [],
+        [3.0],
+        torch.tensor([[1j, 0.0]]),
+    ],
 )
 def test_what_is_no_set_of_vectors_is_refused(vectors: list) -> None:
     with pytest.raises(StatesError, match="vectors of one width"):
@@ -90,6 +98,9 @@ def test_states_that_say_nothing_are_refused(
             make(single)
         with pytest.raises(NotFinite):
             make(broken)
+        alike = replace(states, values=states.values[:, :1].expand_as(states.values))
+        with pytest.raises(StatesError, match="all states are equal"):
+            make(alike)
 
 
 def test_other_calls_that_cannot_be_meant_are_refused(model: hs.Model) -> None:

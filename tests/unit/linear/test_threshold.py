@@ -46,20 +46,26 @@ def test_equal_scores_do_not_ring() -> None:
 @pytest.mark.parametrize(
     ("negatives", "rate", "words"),
     [
-        ([], 0.1, "no finite score"),
-        ([1.0, np.nan], 0.1, "no finite score"),
-        ([[1.0]], 0.1, "no finite score"),
+        ([], 0.1, "not the shape"),
+        ([1.0, np.nan], 0.1, "missing, NaN"),
+        ([[1.0]], 0.1, "not the shape"),
         ([1.0] * 99, 0.0, "a rate is from 0 to 1"),
         ([1.0] * 99, 1.5, "a rate is from 0 to 1"),
         (["a"], 0.1, "labels"),
-        (None, 0.1, "no finite score"),
-        (3.0, 0.1, "no finite score"),
+        (None, 0.1, "missing, NaN"),
+        (3.0, 0.1, "not the shape"),
     ],
 )
 def test_bad_negatives_are_refused(negatives: Any, rate: float, words: str) -> None:
     with pytest.raises(StatesError, match=words) as raised:
         fitted().threshold(negatives, false_positives=rate)
     assert "\n" not in str(raised.value)
+
+
+def test_labels_that_are_missing_are_refused() -> None:
+    for task in ("classify", "regress"):
+        with pytest.raises(StatesError, match="missing, NaN or infinite"):
+            hs.Probe(task).fit(np.eye(4), [0.0, np.nan, 0.0, 1.0])  # type: ignore[arg-type]
 
 
 def test_states_count_by_the_highest_score_of_a_text(tmp_path: Path) -> None:

@@ -36,9 +36,10 @@ from hiddenscope.results.dataset import (
 from hiddenscope.sites import Site
 from hiddenscope.states import Pair, Readable, Source, Tokens
 from hiddenscope.states.arrays import Floats32, Ints
+from hiddenscope.states.pooling import refuse_pooled
 from hiddenscope.texts.groups import copy_key, merged_groups
 from hiddenscope.vectors.dataset import strings_of, texts_of
-from hiddenscope.vectors.pooled import HELD, pooled_as, read_vectors
+from hiddenscope.vectors.pooled import HELD, read_vectors
 from hiddenscope.vectors.vectors import open_sites
 
 # Activations that are computed at a time: in the cache of a core, or enough for a GPU.
@@ -105,12 +106,7 @@ def find_examples(
             "Ask for directions of each by themselves.",
         )
     corpus: Any = select(str(readings[0].site))[0]
-    if pooled_as(corpus) is not None:
-        raise StatesError(
-            "Cannot look for tokens in pooled states",
-            "each row stands for a whole text",
-            "Extract the states of every token: hs.extract without pool.",
-        )
+    refuse_pooled(corpus, "Cannot look for tokens in pooled states")
     if isinstance(corpus, Model):
         inputs = corpus.encode(texts_of(texts))
         tokens = corpus.text_encoder.tokens(inputs.of(stack))
@@ -134,6 +130,7 @@ def find_examples(
         progress.track(LOOKING, total) as advance,
     ):
         for reading in readings:
+            # No example of a sparse feature is below the threshold.
             lowest = threshold if reading.sparse else -np.inf
             activity = Activity(
                 len(reading.names),
@@ -142,7 +139,7 @@ def find_examples(
                 threshold=threshold,
                 lowest=lowest,
             )
-            # The first blocks are looked at twice, and computed once.
+            # What is massive is told by the first blocks; tee hands them on again.
             head, blocks = tee(read_vectors(corpus, reading.site, None, "device"))
             limit = length_limit(head)
             del head

@@ -145,8 +145,8 @@ def _linear(
                 yield site, full_name, vector / vector.norm(), 0.0
     else:
         raise ArgumentError(
-            "Cannot look for examples",
-            f"{type(item).__name__} is no direction, or does not say at which site",
+            "Cannot look for examples of a direction",
+            f"this {type(item).__name__} is none, or does not say at which site",
             "Give Direction.of(vector, sites='layer.3'), a fitted probe with a site, a"
             " Dictionary, or the name of a neuron.",
         )

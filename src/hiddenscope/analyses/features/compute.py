@@ -5,6 +5,7 @@ First tokens and massive states are left out: they would outweigh all others.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ from hiddenscope.directions.dictionary import (
     random_directions,
 )
 from hiddenscope.directions.encoding import largest
-from hiddenscope.errors import Error, SiteError, StatesError, TextError
+from hiddenscope.errors import Error, FileError, SiteError, StatesError, TextError
 from hiddenscope.linear.intervals import wilson
 from hiddenscope.measures import RunningStatistics
 from hiddenscope.measures.grouped import effective_count, estimate, group_sums
@@ -40,11 +41,13 @@ from hiddenscope.results.report import Estimate
 from hiddenscope.sites import Site
 from hiddenscope.states import Pair
 from hiddenscope.states.arrays import Bools, Floats, Ints
+from hiddenscope.states.pooling import refuse_pooled
 from hiddenscope.texts.groups import copy_key, merged_groups
 from hiddenscope.vectors.dataset import (
     Dataset,
     dataset_of,
     labels_of_states,
+    refuse_missing,
     strings_of,
     texts_of,
 )
@@ -234,6 +237,10 @@ def _named(model: Model | None, dictionary: Any, site: str | None) -> Any:
             raise SiteError(PROBLEM, reason, "Leave the site out.")
         return dictionary
     if dictionary != "neurons" and dictionary not in MADE:
+        if not Path(dictionary).exists():
+            reason = f"there is no such folder as {str(dictionary)[:60]!a}"
+            remedy = "Give a path that exists, or neurons, pca or random."
+            raise FileError(PROBLEM, reason, remedy)
         return Dictionary.read(dictionary, model, site or "")
     if site is None:
         raise SiteError(PROBLEM, "they may be of any site", "Give site='layer.12'.")
@@ -286,6 +293,8 @@ def _sample(source: Any, texts: Any, data: Any, sites: Sequence[str]) -> Sample:
     if data is not None and np.shape(dataset.labels)[:1] != (tokens.count,):
         reason = f"{tokens.count:,} texts need as many labels"
         raise StatesError(PROBLEM, reason, "Give one for each text.")
+    refuse_missing(() if data is None else dataset.labels, PROBLEM, "text")
+    refuse_pooled(states, PROBLEM)
     counted = tokens.positions > 0
     for site in sites:
         limit = length_limit(states.blocks(site))

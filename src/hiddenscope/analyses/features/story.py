@@ -147,8 +147,9 @@ def _acting(report: FeaturesReport) -> Iterator[str]:
     )
     if report.proved is not None:
         yield (
-            "When its file was read, it was tried on other texts: as the file states"
-            f" it, it left {report.proved:.1%} of the variance there unexplained."
+            "When its file was read, it was tried on the texts of its proof: as the"
+            f" file states it, it left {report.proved:.1%} of the variance there"
+            " unexplained."
         )
 
 

@@ -26,6 +26,7 @@ from hiddenscope.vectors.dataset import (
     Dataset,
     dataset_of,
     labels_of_states,
+    refuse_missing,
     texts_of_rows,
 )
 
@@ -229,12 +230,7 @@ def _checked_labels(labels: object, rows: int, unit: str) -> list[Any]:
     if len(values) != rows:
         reason = f"there are {rows:,} {unit}s and {len(values):,} labels"
         raise StatesError(problem, reason, f"Give one for each {unit}.")
-    for row, label in enumerate(values):
-        # A NaN, as frames have it for a missing label, differs from itself.
-        if label is None or label != label:
-            raise StatesError(
-                problem, f"the label of {unit} {row} is missing", "Leave that one out."
-            )
+    refuse_missing(values, problem, unit)
     return values
 
 
