@@ -11,7 +11,7 @@ import hiddenscope as hs
 from hiddenscope.directions.encoding import Encoding
 from hiddenscope.directions.proof import scaled
 from hiddenscope.errors import ArgumentError, Error, NotFinite, SiteError, StatesError
-from hiddenscope.testing import tiny_model
+from hiddenscope.testing import tiny_model, tiny_tokenizer
 
 FILES = Path(__file__).parent / "files"
 
@@ -173,3 +173,18 @@ def test_no_states_have_no_activations(encoding: Encoding) -> None:
     plain = hs.Dictionary.of(torch.eye(4), "layer.2")
     none = replace(plain, encoding=encoding).activations(torch.zeros(0, 4))
     assert none.shape == (0, 4)
+
+
+def test_rows_that_stand_for_whole_texts_are_refused(tmp_path: Path) -> None:
+    model = hs.load((tiny_model("llama"), tiny_tokenizer()))
+    texts = [f"The rest {number}" for number in range(40)]
+    hs.extract(model, texts, tmp_path / "pooled", sites="layer.1", pool="mean")
+    store = hs.open(tmp_path / "pooled")
+    for ask in (
+        lambda: hs.Dictionary.fit(store, features=8, k=2),
+        lambda: hs.Dictionary.pca(store, 2),
+        lambda: hs.Dictionary.random(store, 8, 2),
+        lambda: hs.features(store, dictionary="pca", site="layer.1"),
+    ):
+        with pytest.raises(StatesError, match="each row stands for a whole text"):
+            ask()
