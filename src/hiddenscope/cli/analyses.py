@@ -149,7 +149,12 @@ def argument_values(
             value = build_value(parameter, source, arguments)
         elif value is None:
             continue
-        elif parameter.kind == "dictionary" and value not in parameter.choices:
+        elif (
+            parameter.kind == "dictionary"
+            and value not in parameter.choices
+            and Path(value).exists()
+        ):
+            # The analysis says which words there are, if there is no such folder.
             value = read_dictionary(value, source, arguments)
         elif parameter.kind == "model":
             value = shared.load_other(value)

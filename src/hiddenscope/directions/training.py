@@ -51,7 +51,7 @@ LONGEST_IDLE = 10_000_000
 LIKELY = 0.8
 # Steps after which it is looked which features are dead, and a run may stop.
 ROUND = 16
-# The states, or a batch of them, whose mean and size all are scaled by.
+# At least so many states are measured: all are scaled by their mean and their size.
 MEASURED = 4096
 SAVED_EVERY_S = 60.0
 FORMAT = "hiddenscope.training/1"
@@ -65,13 +65,12 @@ class Training:
     """Say how a dictionary is trained.
 
     `tokens` is how many states it is trained on in all, over as many passes as that
-    takes, up to a whole `batch`, which is how many are used at once. `prefixes` makes
-    it a Matryoshka: the first 128 features, the first 512 and all of them must each do
-    alone with (128, 512). `rate` is the learning rate, by default
-    2e-4 / sqrt(features / 2**14). The states of first tokens, and massive ones, are
-    left out unless `first_tokens`: they are often a hundred times as large as the
-    others. `device` is by default that of the model or the states; a store's are on
-    the CPU.
+    takes, rounded up to whole batches; `batch` is how many are used at once. `prefixes`
+    makes it a Matryoshka: the first 128 features, the first 512 and all of them must
+    each do alone with (128, 512). `rate` is the learning rate, by default 2e-4 /
+    sqrt(features / 2**14). The states of first tokens, and massive ones, are left out
+    unless `first_tokens`: they are often a hundred times as large as the others.
+    `device` is by default that of the model or the states; a store's are on the CPU.
     """
 
     tokens: int = 10_000_000
@@ -123,7 +122,7 @@ class Trainer:
         return directions.view(shape), encoder.view(shape), encoder_bias, bias
 
     def measure(self, states: Tensor) -> None:
-        """Take what states are scaled by from some, and fit the encoder's length."""
+        """Measure the mean and the size of states, and scale the encoder to them."""
         if not self.training.first_tokens:
             self.limit.copy_(length_limit([states]))
         rows = states[~is_massive(states, self.limit)].double()
@@ -220,7 +219,7 @@ class Trainer:
         return self.idle > min(LONGEST_IDLE, self.training.tokens // 10)
 
     def _revived(self, products: Tensor) -> Tensor:
-        """Decode the features in `dead`: in each state the largest, half a width."""
+        """Decode the strongest features in `dead`, at most half a width in a state."""
         some = products[:, self.dead].relu()
         most = min(len(self.dead), max(1, len(self.mean) // 2))
         is_large = some >= some.detach().topk(most).values[:, -1:]

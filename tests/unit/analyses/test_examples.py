@@ -383,7 +383,7 @@ def pooled() -> Any:
         (lambda: hs.examples(drawn(), hs.Probe()), "a fitted probe"),
         (lambda: hs.examples(drawn(), "layer.1"), "only a neuron is"),
         (lambda: hs.examples(drawn(), []), "the list is empty"),
-        (lambda: hs.examples(drawn(), [3]), "this int is none"),
+        (lambda: hs.examples(drawn(), [3]), "this int is no direction"),
         (lambda: hs.examples(drawn(), AXIS, features=[1]), "what is no dictionary"),
         (lambda: hs.examples(drawn(), dictionary(), threshold=float("nan")), "NaN"),
         (lambda: hs.examples(drawn(), dictionary(), features=[99]), "No feature 99"),

@@ -338,6 +338,15 @@ def test_every_command_with_a_dictionary_takes_texts_for_its_proof(
         assert (done.exit_code, "no dictionary is read" in done.stderr) == (2, True)
 
 
+def test_a_misspelt_word_for_a_dictionary_is_answered_with_the_words(
+    folder: str,
+) -> None:
+    asked = ["features", TEXT, "--dictionary", "neuron", "--model", folder]
+    refused = runner.invoke(cli.app, asked)
+    assert refused.exit_code == 2
+    assert "or neurons, pca or random" in refused.output
+
+
 def test_a_feature_of_a_dictionary_stands_in_place_of_texts(
     folder: str, sae: str, tmp_path: Path
 ) -> None:

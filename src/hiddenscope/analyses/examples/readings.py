@@ -144,9 +144,12 @@ def _linear(
                 full_name = f"{name} at {site}" if several else name
                 yield site, full_name, vector / vector.norm(), 0.0
     else:
+        reason = "is no direction"
+        if isinstance(item, Direction | Probe):
+            reason = "does not say at which site it lies, or is not fitted"
         raise ArgumentError(
-            "Cannot look for examples of a direction",
-            f"this {type(item).__name__} is none, or does not say at which site",
+            "Cannot look for examples",
+            f"this {type(item).__name__} {reason}",
             "Give Direction.of(vector, sites='layer.3'), a fitted probe with a site, a"
             " Dictionary, or the name of a neuron.",
         )
