@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from hiddenscope.analyses.graft import graft as graft
     from hiddenscope.analyses.lens import lens as lens
     from hiddenscope.analyses.lens.fitted import Lens as Lens
-    from hiddenscope.analyses.patch import Contrast as Contrast
     from hiddenscope.analyses.patch import patch as patch
     from hiddenscope.analyses.probe import probe as probe
     from hiddenscope.analyses.profile import profile as profile
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from hiddenscope.analyses.steer import steer as steer
     from hiddenscope.analyses.visibility import visibility as visibility
     from hiddenscope.analyses.visibility.sampling import Sampling as Sampling
+    from hiddenscope.causes.contrast import Contrast as Contrast
     from hiddenscope.directions.dictionary import Dictionary as Dictionary
     from hiddenscope.directions.direction import Direction as Direction
     from hiddenscope.directions.training import Training as Training

@@ -209,7 +209,7 @@ NAMES = {
     "Adapted": "loading.variants",
     "Add": "passes.changes",
     "Adjustment": "analyses.embed.compute",
-    "Contrast": "analyses.patch",
+    "Contrast": "causes.contrast",
     "Corpus": "extract",
     "Dictionary": "directions.dictionary",
     "Direction": "directions.direction",

@@ -27,6 +27,7 @@ ROWS = [
     {"annotations"},
     {"series"},
     {"analyses"},
+    {"causes"},
     {"interface"},
     {"extract"},
     {"vectors", "directions"},

@@ -23,7 +23,6 @@ from torch import Tensor
 import hiddenscope as hs
 from hiddenscope import progress
 from hiddenscope.analyses.features.compute import written_words
-from hiddenscope.analyses.patch.encoding import encode_contrasts
 from hiddenscope.analyses.steer.continuations import (
     cannot_generate,
     check_new_tokens,
@@ -32,6 +31,7 @@ from hiddenscope.analyses.steer.continuations import (
 from hiddenscope.analyses.steer.sweep import masked_model
 from hiddenscope.app.answers import pack_result
 from hiddenscope.app.cache import StoredResult
+from hiddenscope.causes.encoding import encode_contrasts
 from hiddenscope.errors import Error, FileError, SiteError, TextError, TooLarge
 from hiddenscope.files import identity
 from hiddenscope.passes import Change

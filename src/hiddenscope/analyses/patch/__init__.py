@@ -1,16 +1,14 @@
 """Which states carry the answer?
 
-contrast  two prompts, and the answers that tell them apart
-encoding  their tokens, and how those of the two align
-cells     every site and token patched, and whole layers
-compute   what is patched, the labelled arrays, and the report
-story     what is said and shown
+cells    every site and token patched, and whole layers
+compute  what is patched, the labelled arrays, and the report
+story    what is said and shown
 """
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from hiddenscope.analyses.patch.contrast import Contrast as Contrast
+from hiddenscope.causes.contrast import Contrast as Contrast
 from hiddenscope.interface import SITES, analysis, ask, declared
 
 if TYPE_CHECKING:

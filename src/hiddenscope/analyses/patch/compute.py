@@ -11,14 +11,11 @@ from torch import Tensor
 from hiddenscope import progress
 from hiddenscope.analyses.patch.cells import (
     Effects,
-    Into,
     PatchedValues,
     Plan,
     patch_contrast,
     patched_at,
 )
-from hiddenscope.analyses.patch.contrast import Contrast
-from hiddenscope.analyses.patch.encoding import EncodedContrast, encode_contrasts
 from hiddenscope.analyses.patch.story import (
     Agreement,
     AnswerPair,
@@ -31,6 +28,9 @@ from hiddenscope.analyses.patch.story import (
     PatchReport,
     Runs,
 )
+from hiddenscope.causes.contrast import Contrast
+from hiddenscope.causes.encoding import EncodedContrast, encode_contrasts
+from hiddenscope.causes.measures import Into
 from hiddenscope.errors import PassError, SiteError, TextError
 from hiddenscope.measures.grouped import reach_of_all, standard_error
 from hiddenscope.model import Model, ModelLike, as_model

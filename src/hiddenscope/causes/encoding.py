@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple, cast
 
-from hiddenscope.analyses.patch.contrast import PROBLEM, Contrast
+from hiddenscope.causes.contrast import PROBLEM, Contrast
 from hiddenscope.errors import TextError
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs, TokenColumns, in_columns
