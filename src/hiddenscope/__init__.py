@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hiddenscope.analyses.compare import compare as compare
     from hiddenscope.analyses.contributions import contributions as contributions
     from hiddenscope.analyses.drift import drift as drift
+    from hiddenscope.analyses.edges import edges as edges
     from hiddenscope.analyses.embed import embed as embed
     from hiddenscope.analyses.embed.compute import Adjustment as Adjustment
     from hiddenscope.analyses.examples import examples as examples

@@ -146,6 +146,13 @@ ANALYSES = (
         " it carries.",
     ),
     Analysis(
+        "edges",
+        "Which part reads what from which part?",
+        "change",
+        heading="edges of",
+        summary="Show which part reads what from which part, for two prompts.",
+    ),
+    Analysis(
         "graft",
         "What do the layers of another model of the same shape do in this one?",
         "change",
@@ -262,6 +269,7 @@ PROVISIONAL = {
     "Sampling": "belongs to `visibility`",
     "Training": "how dictionaries are trained is young, and may get other options",
     "cluster": "its choice of the number of clusters is young",
+    "edges": "it is new, and what its report holds may change",
     "examples": "it is new, and its choice of examples may change",
     "features": "what it compares with, and on which parts of the texts, may change",
     "graft": "its scores have been tried on few pairs of models",

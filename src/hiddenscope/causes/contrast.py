@@ -6,12 +6,21 @@ from typing import Annotated, Any, TypeAlias
 
 from hiddenscope.arguments import checked
 from hiddenscope.errors import TextError
-from hiddenscope.interface import ask, readable
+from hiddenscope.interface import ask, declared, readable
+from hiddenscope.results.report import frozen
 
 Prompt: TypeAlias = str | Sequence[int]
 Answer: TypeAlias = str | int
 
 PROBLEM = "Cannot use this contrast"
+
+
+@frozen
+class AnswerPair:
+    """The two answers of a contrast."""
+
+    answer: str
+    other: str
 
 
 @readable
@@ -148,3 +157,13 @@ class Contrast:
                 reason,
                 "Give a string or a number.",
             ) from error
+
+
+CONTRASTS = ask(
+    "Two prompts that differ in what matters, and the two answers that tell them"
+    " apart.",
+    kind="contrast",
+    fields=tuple(declared(Contrast)),
+    constructor="Contrast",
+    label="Contrast",
+)

@@ -1,13 +1,15 @@
 """Contrasts as tokens: the ids of both prompts, how they align, and the answers."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
-from hiddenscope.causes.contrast import PROBLEM, Contrast
-from hiddenscope.errors import TextError
+from hiddenscope.causes.contrast import PROBLEM, AnswerPair, Contrast
+from hiddenscope.errors import PassError, TextError
 from hiddenscope.model import Model
-from hiddenscope.passes import Inputs, TokenColumns, in_columns
+from hiddenscope.passes import Inputs, TokenColumns, in_columns, load_with_head
 from hiddenscope.passes.text_encoder import notes_on_spaces, text_before, token_after
+from hiddenscope.states.arrays import Ints
+from hiddenscope.texts import number_groups
 
 
 class EncodedContrast(NamedTuple):
@@ -32,10 +34,90 @@ class EncodedContrast(NamedTuple):
         targets = None if self.inputs.targets is None else self.inputs.targets.ids
         return self.inputs.ids, targets, self.at, self.answer, self.other
 
+    def answers(self, model: Model) -> AnswerPair:
+        """Return the two answers as strings."""
+        string = model.text_encoder.string
+        return AnswerPair(answer=string(self.answer), other=string(self.other))
+
     @property
     def prompts(self) -> Hashable:
         """Return a key of the two prompts, whichever of them is clean."""
         return frozenset(self.inputs.ids)
+
+
+class AskedContrasts(NamedTuple):
+    """Distinct contrasts, the number of the group of each, and how many are copies."""
+
+    encodings: list[EncodedContrast]
+    groups: Ints
+    copies: int
+
+    @property
+    def group_count(self) -> int:
+        """Return how many groups are independent of each other."""
+        return int(self.groups.max()) + 1
+
+    def notes(self) -> Iterator[str]:
+        """Yield what was unusual about the contrasts."""
+        if self.copies == 1:
+            yield "One pair of prompts is a copy of another and counted once."
+        elif self.copies:
+            copies = f"{self.copies:,} pairs of prompts are copies of another"
+            yield f"{copies} and counted once."
+        if self.group_count == 1 < len(self.encodings):
+            yield "All pairs of prompts belong together, so there is no standard error."
+        for encoded in self.encodings:
+            yield from encoded.notes
+
+    def texts(self) -> dict[str, list[str]]:
+        """Return the clean and the corrupt prompts, as attributes of a dataset."""
+        texts = [encoded.inputs.texts or () for encoded in self.encodings]
+        sides = zip(*texts, strict=True)
+        names = zip(("texts", "other_texts"), sides, strict=False)
+        return {name: list(side) for name, side in names}
+
+
+def ask_contrasts(
+    model: Model,
+    contrasts: Contrast | Sequence[Contrast],
+    verb: str,
+    *,
+    one_form: bool = True,
+) -> AskedContrasts:
+    """Encode the contrasts of a question; refuse a model without logits.
+
+    Contrasts of one named group, or of the same prompts, belong together.
+    """
+    asked = [contrasts] if isinstance(contrasts, Contrast) else contrasts
+    if (
+        not isinstance(asked, list | tuple)
+        or not asked
+        or not all(isinstance(contrast, Contrast) for contrast in asked)
+    ):
+        raise TextError(
+            "contrasts must be a Contrast or a list of them",
+            f"got {contrasts!r:.60}",
+            "Give hs.Contrast(clean, corrupt, answer, other).",
+        )
+    if not model.anatomy.makes_logits:
+        raise PassError(
+            f"Cannot {verb} {model.name}",
+            "it has no head, and makes no logits",
+            load_with_head(model),
+        )
+    # A copy says nothing new: the first of its kind stands for it.
+    distinct: dict[Hashable, EncodedContrast] = {}
+    for encoded in encode_contrasts(model, asked, one_form=one_form):
+        distinct.setdefault(encoded.key, encoded)
+    encodings = list(distinct.values())
+    names: list[Hashable] = []
+    for number, encoded in enumerate(encodings):
+        if encoded.group is None:
+            names.append(("contrast", number))
+        else:
+            names.append(("group", encoded.group))
+    groups = number_groups([encoded.prompts for encoded in encodings], names)
+    return AskedContrasts(encodings, groups, len(asked) - len(encodings))
 
 
 def encode_contrasts(

@@ -170,9 +170,13 @@ def _run_unpatched_batch(
         encoder_output = None
         if encoded is not None:
             encoder_output = encoded[row : row + 1, : len(inputs.ids[row])]
+        of_text = {}
+        for stack_states in states.values():
+            own = stack_states.of(row)
+            of_text |= {site: own.values[k] for k, site in enumerate(own.sites)}
         yield UnpatchedRun(
             inputs.some([row]),
-            {site: states[site.stack].of(row)[site] for site in sites},
+            of_text,
             logits[row, : answering.lengths[row]],
             row,
             answering.ids.shape[1],

@@ -89,11 +89,12 @@ class States:
         count = len(self.tokens)
         if isinstance(values, MixedValues):
             fits = (values.sites, values.tokens) == (self.sites, count)
-            shape = f"those of {summarise(values.sites)}, of {values.tokens} tokens"
         else:
             fits = values.ndim == 3 and values.shape[:2] == (len(self.sites), count)
-            shape = str(list(values.shape))
         if not fits:
+            shape = str(list(values.shape))
+            if isinstance(values, MixedValues):
+                shape = f"those of {summarise(values.sites)}, of {values.tokens} tokens"
             raise StatesError(
                 problem,
                 f"the values are {shape}, and with these sites and tokens they must be"

@@ -8,8 +8,8 @@ story    what is said and shown
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from hiddenscope.causes.contrast import Contrast as Contrast
-from hiddenscope.interface import SITES, analysis, ask, declared
+from hiddenscope.causes.contrast import CONTRASTS, Contrast
+from hiddenscope.interface import SITES, analysis, ask
 
 if TYPE_CHECKING:
     from hiddenscope.annotations import ModelLike, Result, SitePatterns
@@ -22,17 +22,7 @@ if TYPE_CHECKING:
 )
 def patch(
     model: "ModelLike",
-    contrasts: Annotated[
-        Contrast | Sequence[Contrast],
-        ask(
-            "Two prompts that differ in what matters, and the two answers that tell"
-            " them apart.",
-            kind="contrast",
-            fields=tuple(declared(Contrast)),
-            constructor="Contrast",
-            label="Contrast",
-        ),
-    ],
+    contrasts: Annotated[Contrast | Sequence[Contrast], CONTRASTS],
     *,
     sites: Annotated["SitePatterns", SITES] = "layer.*",
     into: Annotated[

@@ -1,7 +1,7 @@
 """What is patched and what comes of it: labelled arrays, and the report."""
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,6 @@ from hiddenscope.analyses.patch.cells import (
 )
 from hiddenscope.analyses.patch.story import (
     Agreement,
-    AnswerPair,
     Carrier,
     CellCount,
     Clear,
@@ -29,12 +28,11 @@ from hiddenscope.analyses.patch.story import (
     Runs,
 )
 from hiddenscope.causes.contrast import Contrast
-from hiddenscope.causes.encoding import EncodedContrast, encode_contrasts
+from hiddenscope.causes.encoding import EncodedContrast, ask_contrasts
 from hiddenscope.causes.measures import Into
-from hiddenscope.errors import PassError, SiteError, TextError
+from hiddenscope.errors import SiteError, TextError
 from hiddenscope.measures.grouped import reach_of_all, standard_error
 from hiddenscope.model import Model, ModelLike, as_model
-from hiddenscope.passes import load_with_head
 from hiddenscope.passes.edit import plan as changeable
 from hiddenscope.results import Result
 from hiddenscope.results.dataset import (
@@ -49,7 +47,6 @@ from hiddenscope.results.dataset import (
 from hiddenscope.results.report import SiteValue
 from hiddenscope.sites import Site, SitePatterns, summarise
 from hiddenscope.states.arrays import Ints
-from hiddenscope.texts import number_groups
 
 if TYPE_CHECKING:
     import xarray
@@ -86,28 +83,10 @@ def patch_all(
 ) -> Result:
     """Patch every site and token of every contrast, and average the effects."""
     model = as_model(model)
-    all_contrasts = _listed(contrasts)
-    if not model.anatomy.makes_logits:
-        raise PassError(
-            f"Cannot patch {model.name}",
-            "it has no head, and makes no logits",
-            load_with_head(model),
-        )
     selected, left_out = _changeable_sites(model, sites)
     plan = _plan(model, selected, into, window, layers, method)
-    # A copy says nothing new: the first of its kind stands for it.
-    distinct: dict[Hashable, EncodedContrast] = {}
-    for encoded in encode_contrasts(model, all_contrasts, one_form=not plan.together):
-        distinct.setdefault(encoded.key, encoded)
-    encodings = list(distinct.values())
-    names: list[Hashable] = []
-    for number, encoded in enumerate(encodings):
-        if encoded.group is None:
-            names.append(("contrast", number))
-        else:
-            names.append(("group", encoded.group))
-    # Contrasts of one named group, or of the same prompts, belong together.
-    groups = number_groups([encoded.prompts for encoded in encodings], names)
+    asked = ask_contrasts(model, contrasts, "patch", one_form=not plan.together)
+    encodings, groups, copies = asked
     # Each site has a cell for every token, or one for all, and where whole layers are
     # patched one for the layer and one for a window of layers.
     cells = 2 * len(encodings) * bool(plan.layers)
@@ -120,25 +99,8 @@ def patch_all(
             for encoded in encodings
         ]
     data = patch_dataset(model, encodings[0], plan, effects, groups)
-    texts = [encoded.inputs.texts or () for encoded in encodings]
-    sides = zip(*texts, strict=True)
-    for name, side in zip(("texts", "other_texts"), sides, strict=False):
-        data.attrs[name] = list(side)
-    copies = len(all_contrasts) - len(encodings)
-    group_count = int(groups.max()) + 1
-    notes = []
-    if copies == 1:
-        notes.append("One pair of prompts is a copy of another and counted once.")
-    elif copies:
-        notes.append(
-            f"{copies:,} pairs of prompts are copies of another and counted once."
-        )
-    if group_count == 1 < len(encodings):
-        notes.append(
-            "All pairs of prompts belong together, so there is no standard error."
-        )
-    for encoded in encodings:
-        notes += encoded.notes
+    data.attrs |= asked.texts()
+    notes = [*asked.notes()]
     for of_contrast in effects:
         notes += of_contrast.notes
     if left_out:
@@ -152,7 +114,7 @@ def patch_all(
         **patch_report(model, encodings, plan, effects, data),
         method=method,
         copies=copies,
-        groups=group_count,
+        groups=asked.group_count,
         notes=list(dict.fromkeys(notes)),
     )
     return Result("patch", data, report, model.source(selected[-1].stack))
@@ -218,22 +180,6 @@ def _means(
             sums[site] = sums.get(site, 0) + rows.sum(0)
             tokens[site] += len(rows)
     return {site: total / tokens[site] for site, total in sums.items()}
-
-
-def _listed(contrasts: Contrast | Sequence[Contrast]) -> list[Contrast]:
-    if isinstance(contrasts, Contrast):
-        return [contrasts]
-    if (
-        not isinstance(contrasts, list | tuple)
-        or not contrasts
-        or not all(isinstance(contrast, Contrast) for contrast in contrasts)
-    ):
-        raise TextError(
-            "contrasts must be a Contrast or a list of them",
-            f"got {contrasts!r:.60}",
-            "Give hs.Contrast(clean, corrupt, answer, other).",
-        )
-    return list(contrasts)
 
 
 def _changeable_sites(
@@ -365,14 +311,10 @@ def patch_report(
     values = data[measure].values
     patched = np.any([of_contrast.patched for of_contrast in effects], 0)
     finite = np.isfinite(values)
-    string = model.text_encoder.string
     fields: dict[str, Any] = {
         "contrasts": len(contrasts),
         "into": plan.into,
-        "answers": [
-            AnswerPair(answer=string(contrast.answer), other=string(contrast.other))
-            for contrast in contrasts
-        ],
+        "answers": [contrast.answers(model) for contrast in contrasts],
         "window": plan.window,
         "measure": measure,
         "cells": CellCount(

@@ -6,6 +6,7 @@ from typing import Literal
 
 import numpy as np
 
+from hiddenscope.causes.contrast import AnswerPair
 from hiddenscope.results import Aside, Explanation, Report, Result, Section, frozen
 from hiddenscope.results.drawing import grid_of, labels, long_name, tokens_with_gaps
 from hiddenscope.results.pictures import Grid, Lines, Measure, Series, Style
@@ -33,14 +34,6 @@ LAYERS: tuple[tuple[str, Style, str], ...] = (
 MOST_ANSWERS = 3
 MOST_NAMED = 6
 ABLATIONS = {"zero": "Zeros", "mean": "The means over all prompts"}
-
-
-@frozen
-class AnswerPair:
-    """The two answers of a contrast."""
-
-    answer: str
-    other: str
 
 
 @frozen

@@ -1,0 +1,264 @@
+"""The effects of all edges as labelled arrays, with what is known of their error."""
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from hiddenscope import progress
+from hiddenscope.analyses.edges.story import EdgesReport, StrongEdge
+from hiddenscope.causes.contrast import Contrast
+from hiddenscope.causes.encoding import AskedContrasts, ask_contrasts
+from hiddenscope.causes.estimate import Effects, Gradients
+from hiddenscope.causes.measures import Into
+from hiddenscope.causes.rewire import check_restored
+from hiddenscope.causes.wiring import Wiring
+from hiddenscope.errors import SiteError
+from hiddenscope.measures.grouped import estimate, standard_error
+from hiddenscope.model import Model, ModelLike, as_model
+from hiddenscope.results import Result
+from hiddenscope.results.dataset import Attributes, Variables, to_dataset
+from hiddenscope.results.report import Estimate
+from hiddenscope.sites import Site, names_neurons
+from hiddenscope.states.arrays import Floats, Ints
+
+if TYPE_CHECKING:
+    import xarray
+
+Method: TypeAlias = Gradients | Literal["exact"]
+
+SHARE: Attributes = {"units": "share of the logit difference", "meaning": "diverging"}
+MOST_STRONGEST = 40
+ARROW = " > "
+
+
+class Sample(NamedTuple):
+    """Edges [edge, (writer, reader)] drawn at random, and the weight of each draw.
+
+    An edge is drawn again as likely as before, and the larger its estimate the
+    likelier; a draw weighs as many edges as it stands for.
+    """
+
+    edges: Ints
+    weights: Floats
+
+
+def list_edges(
+    model: ModelLike,
+    contrasts: Contrast | Sequence[Contrast],
+    *,
+    into: Into,
+    method: Method,
+    exact: int,
+    paths: Sequence[str],
+    sample: int,
+) -> Result:
+    """Return the effects of all edges, and the exact ones of some."""
+    model = as_model(model)
+    asked = ask_contrasts(model, contrasts, "tell the edges of")
+    wiring = Wiring.of(model, _neurons(model, paths))
+    named = _named(wiring, paths)
+    if method == "exact":
+        exact = sample = 0
+        named = np.argwhere(wiring.possible)
+    # Few runs are held at a time: what all parts write is more than a pass keeps.
+    runs = _Runs(model, wiring, asked, into)
+    count = len(asked.encodings)
+    values = np.full((count, *wiring.possible.shape), np.nan)
+    depth = len(wiring.layouts)
+    restored = 0.0
+    runs_exactly = exact + sample + len(named)
+    with progress.track("Edges", total=count * (depth + runs_exactly)) as advance:
+        for number in range(count):
+            effects = runs.effects(number)
+            off = check_restored(model, effects.stepper, effects.runs)
+            restored = max(restored, off)
+            if method != "exact":
+                values[number] = effects.estimate(method)
+            advance(depth)
+        strongest = _strongest(values.mean(0), exact)
+        drawn = _draw(values.mean(0), wiring, sample)
+        chosen = np.concatenate([named, strongest, drawn.edges])
+        edges = np.unique(chosen, axis=0)
+        found = np.empty((count, len(edges)))
+        # From the last, which is still at hand.
+        for number in reversed(range(count)):
+            effects = runs.effects(number)
+            found[number] = effects.exact(edges.tolist(), advance)
+    places = tuple(edges.T)
+    exactly = np.full(wiring.possible.shape, np.nan)
+    exactly[places] = found.mean(0)
+    if method == "exact":
+        values[:, *places] = found
+    else:
+        # What an edge into the logits does is no estimate.
+        exactly[:, -1] = values[..., -1].mean(0)
+    data = _dataset(wiring, values, exactly, asked)
+    logit_differences = [*runs.logit_differences.values()]
+    clean, corrupt = np.mean(logit_differences, axis=0)
+    report = EdgesReport(
+        contrasts=count,
+        groups=asked.group_count,
+        copies=asked.copies,
+        into=into,
+        method=method,
+        answers=[encoded.answers(model) for encoded in asked.encodings],
+        clean=float(clean),
+        corrupt=float(corrupt),
+        writers=wiring.summed,
+        readers=len(wiring.readers),
+        edges=int(wiring.possible[: wiring.summed].sum()),
+        strongest=_listed(wiring, data),
+        error=_error(values.mean(0), exactly, drawn),
+        sampled=len(drawn.edges),
+        restored=restored,
+        notes=[*dict.fromkeys(asked.notes())],
+    )
+    return Result("edges", data, report, model.source(None))
+
+
+class _Runs:
+    """The runs of every contrast, of which the last that was asked for is kept."""
+
+    def __init__(
+        self, model: Model, wiring: Wiring, asked: AskedContrasts, into: Into
+    ) -> None:
+        self.model = model
+        self.wiring = wiring
+        self.asked = asked
+        self.into = into
+        self.logit_differences: dict[int, list[float]] = {}
+        self._last: tuple[int, Effects] | None = None
+
+    def effects(self, number: int) -> Effects:
+        """Run a contrast, unless it was the last."""
+        if self._last is None or self._last[0] != number:
+            encoded = self.asked.encodings[number]
+            self._last = None
+            effects = Effects(self.model, self.wiring, encoded, self.into)
+            self.logit_differences[number] = effects.measures.runs["logit_difference"]
+            self._last = number, effects
+        return self._last[1]
+
+
+def _neurons(model: Model, paths: Sequence[str]) -> tuple[Site, ...]:
+    """Return the neurons that write in named edges."""
+    sites: set[Site] = set()
+    for path in paths:
+        writer = path.partition(ARROW)[0].strip()
+        if names_neurons(writer):
+            sites.update(model.anatomy.select(writer))
+    return tuple(sorted(sites))
+
+
+def _named(wiring: Wiring, paths: Sequence[str]) -> Ints:
+    """Return the edges that are named [edge, (writer, reader)]; refuse unknown ones."""
+    found = set()
+    for path in paths:
+        writer, arrow, reader = (part.strip() for part in path.partition(ARROW))
+        matches = [
+            _matching(wiring.writers, writer),
+            _matching(wiring.readers, reader),
+        ]
+        some = {(w, r) for w in matches[0] for r in matches[1] if wiring.possible[w, r]}
+        if not some:
+            reason = "no writer is named so"
+            if not arrow:
+                reason = "it names no reader"
+            elif matches[0]:
+                reason = "no reader is named so"
+                if matches[1]:
+                    reason = "the reader comes before the writer"
+            raise SiteError(
+                f"No edge {path!r:.80}",
+                reason,
+                "Give a writer and a reader, as 'layer.1.mlp > layer.2.attn.q.0'.",
+            )
+        found |= some
+    return np.array(sorted(found), dtype=int).reshape(-1, 2)
+
+
+def _matching(parts: Sequence[object], pattern: str) -> list[int]:
+    numbers = []
+    for number, part in enumerate(parts):
+        if fnmatchcase(str(part), pattern):
+            numbers.append(number)
+    return numbers
+
+
+def _strongest(effects: Floats, most: int) -> Ints:
+    """Return the strongest edges [edge, (writer, reader)], the strongest first."""
+    sizes = np.nan_to_num(np.abs(effects))
+    order = np.argsort(-sizes, axis=None, kind="stable")[:most]
+    edges = np.stack(np.unravel_index(order, effects.shape), axis=1)
+    return edges[sizes.flat[order] > 0]
+
+
+def _draw(effects: Floats, wiring: Wiring, count: int) -> Sample:
+    """Draw edges at random of those whose effect is estimated and not zero.
+
+    Those into the logits are known, and those of neurons are among those of MLPs.
+    """
+    sizes = np.sqrt(np.nan_to_num(np.abs(effects)))
+    sizes[wiring.summed :] = sizes[:, -1] = 0
+    if not count or not sizes.any():
+        return Sample(np.empty((0, 2), dtype=int), np.empty(0))
+    shares = (sizes / sizes.sum()).ravel()
+    drawn = np.random.default_rng(0).choice(len(shares), size=count, p=shares)
+    edges = np.stack(np.unravel_index(drawn, effects.shape), axis=1)
+    return Sample(edges, 1 / shares[drawn])
+
+
+def _error(effects: Floats, exactly: Floats, drawn: Sample) -> Estimate | None:
+    """Return how far estimates are off, as a share of the exact effects."""
+    if not len(drawn.edges):
+        return None
+    places = tuple(drawn.edges.T)
+    off = np.abs(effects[places] - exactly[places]) * drawn.weights
+    sizes = np.abs(exactly[places]) * drawn.weights
+    if not sizes.any():
+        return None
+    draws = np.arange(len(off))
+    return estimate(off[:, None], draws, sizes[:, None])[0]
+
+
+def _dataset(
+    wiring: Wiring, values: Floats, exactly: Floats, asked: AskedContrasts
+) -> "xarray.Dataset":
+    """Return the mean effects over the contrasts, with their standard error."""
+    dims = "writer", "reader"
+    variables: Variables = {
+        "effect": (dims, values.mean(0), {"long_name": "effect", **SHARE}),
+        "exact": (dims, exactly, {"long_name": "exact effect", **SHARE}),
+    }
+    error = standard_error(values, asked.groups)
+    if error is not None:
+        attributes: Attributes = {"long_name": "standard error of the effect"}
+        variables["effect_error"] = dims, error, {**attributes, "units": SHARE["units"]}
+    coords = {
+        "writer": [str(site) for site in wiring.writers],
+        "reader": [str(reader) for reader in wiring.readers],
+    }
+    data = to_dataset(variables, coords)
+    data.attrs |= asked.texts()
+    return data
+
+
+def _listed(wiring: Wiring, data: "xarray.Dataset") -> list[StrongEdge]:
+    """Return the strongest edges, by their exact effects where these are known."""
+    exactly = data["exact"].values
+    effects = data["effect"].values
+    known = np.where(np.isnan(exactly), effects, exactly)
+    listed = []
+    for writer, reader in _strongest(known, MOST_STRONGEST):
+        value = float(exactly[writer, reader])
+        listed.append(
+            StrongEdge(
+                writer=str(wiring.writers[writer]),
+                reader=str(wiring.readers[reader]),
+                effect=float(effects[writer, reader]),
+                exact=None if np.isnan(value) else value,
+            )
+        )
+    return listed

@@ -1,0 +1,131 @@
+"""The story of edges: the strongest ones as a graph, and how far estimates are off."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from hiddenscope.causes.contrast import AnswerPair
+from hiddenscope.results import Listing, Report, Result, Section, frozen
+from hiddenscope.results.report import Estimate
+from hiddenscope.results.sentences import in_series, quoted_tokens
+from hiddenscope.results.story import Aside, table_of
+
+MOST_NAMED = 3
+METHODS = {
+    "integrated": "five gradients between the runs",
+    "gradient": "the gradient of the changed run",
+    "dropped": "gradients with one layer's dropped at a time, as absolute values",
+}
+
+
+@frozen
+class StrongEdge:
+    """An edge, its effect, and the exact one where it was computed."""
+
+    writer: str
+    reader: str
+    effect: float
+    exact: float | None = None
+
+    @property
+    def best(self) -> float:
+        """Return the exact effect, or else the estimate."""
+        return self.effect if self.exact is None else self.exact
+
+
+@frozen
+class EdgesReport(Report):
+    """Which part reads what from which part.
+
+    `clean` and `corrupt` are the mean logit differences of the runs. `error` is how far
+    estimates are off, as a share of the exact effects, on `sampled` edges. `restored`
+    is how far all edges together are from the other run, in units of the rounding
+    tolerance.
+    """
+
+    contrasts: int
+    groups: int
+    copies: int
+    into: Literal["corrupt", "clean"]
+    method: Literal["integrated", "gradient", "dropped", "exact"]
+    answers: list[AnswerPair]
+    clean: float
+    corrupt: float
+    writers: int
+    readers: int
+    edges: int
+    strongest: list[StrongEdge]
+    error: Estimate | None
+    sampled: int
+    restored: float
+    notes: list[str]
+
+
+def story(report: EdgesReport, result: Result) -> Iterator[Section]:
+    """Yield the strongest edges, with what their effects mean and how sure they are."""
+    rows = []
+    for edge in report.strongest:
+        exact = "" if edge.exact is None else f"{edge.exact:.3f}"
+        rows.append((edge.writer, edge.reader, f"{edge.effect:.3f}", exact))
+    columns = "writer", "reader", "effect", "exact"
+    listing = Listing("The strongest edges", columns, tuple(rows))
+    verb = "restores" if report.into == "corrupt" else "removes"
+    yield Section(
+        "Which part reads what from which part?",
+        tuple(_findings(report, verb)),
+        (),
+        "An edge is what one part reads from what another part wrote. Its effect is the"
+        f" share of the logit difference that it {verb} where the reader alone gets"
+        " what the writer wrote in the other run, at all tokens, and everything else"
+        " is as it was. Effects of edges do not add up: one may need another.",
+        tables=(listing, table_of(listing)),
+    )
+
+
+def _findings(report: EdgesReport, verb: str) -> Iterator[str]:
+    named = []
+    for edge in report.strongest[:MOST_NAMED]:
+        named.append(f"{edge.writer} to {edge.reader} ({edge.best:.2f})")
+    pairs = [quoted_tokens([pair.answer, pair.other]) for pair in report.answers]
+    answer, other = pairs[0]
+    if named:
+        noun = "edge" if len(named) == 1 else "edges"
+        verb_is = "is" if len(named) == 1 else "are"
+        yield f"The strongest {noun} {verb_is} {in_series(named)}."
+    else:
+        yield "No edge has an effect."
+    average = (
+        "" if report.contrasts == 1 else f", on average over {report.contrasts:,} pairs"
+    )
+    others = " and others" if len(pairs) > 1 else ""
+    yield (
+        f"The logit of {answer} less that of {other}{others} is {report.clean:.2f}"
+        f" after the clean prompt and {report.corrupt:.2f} after the corrupt"
+        f" one{average}."
+    )
+    error = report.error
+    if report.method == "exact":
+        yield "Every effect is exact: the rest of the model was run for each edge."
+    elif error is None:
+        yield (
+            f"Effects are estimated by {METHODS[report.method]}, and no error is known:"
+            " no edge was sampled."
+        )
+    else:
+        interval = "too few edges were sampled for an interval"
+        if error.low is not None and error.high is not None:
+            interval = f"95% interval {max(error.low, 0):.0%} to {error.high:.0%}"
+        yield (
+            f"Effects are estimated by {METHODS[report.method]}. On {report.sampled}"
+            f" random edges the estimates are off by {error.value:.0%} of the exact"
+            f" effects ({interval})."
+        )
+    yield (
+        "The edges were ranked on these prompts; whether the order holds for others was"
+        " not tested."
+    )
+    yield Aside(
+        f"There are {report.edges:,} edges between {report.writers:,} parts that write"
+        f" and {report.readers:,} that read. Changed all together they give the other"
+        f" run, to {report.restored:.2f} of what rounding may do."
+    )
+    yield from map(Aside, report.notes)

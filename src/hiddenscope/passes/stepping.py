@@ -1,0 +1,122 @@
+"""Stepping: call the blocks of a stack one at a time, on rows of one's own.
+
+The model runs once over a text, and the arguments of every block are kept: its masks,
+positions and rotary tables, as the model's own code made them. A block is then called
+by itself on as many rows [row, token, width] as are wanted, while states inside it are
+read or changed. Nothing is assumed of it: whoever steps through all blocks compares
+what comes out with a whole pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from hiddenscope.discovery import accepts
+from hiddenscope.errors import PassError
+from hiddenscope.modules import autograd, hooks
+from hiddenscope.passes.inputs import BATCH_TOKENS, Inputs, PassModel
+from hiddenscope.passes.record import Calls, require_recordable, watch_tap
+from hiddenscope.sites import Site
+
+Change: TypeAlias = Callable[[Tensor], Tensor]
+"""Returns what takes the place of the states [row, token, width] of a site."""
+
+
+class Stepper:
+    """The blocks of a model's only stack, with the arguments of one text's pass."""
+
+    @autograd.without_grad
+    def __init__(self, model: PassModel, inputs: Inputs) -> None:
+        self.model = model
+        self.tokens = inputs.lengths[0]
+        self._arguments: dict[int, tuple[hooks.Args, dict[str, Any]]] = {}
+        module = require_recordable(model.module)
+        self._blocks = []
+        watches = []
+        for layer, tap in enumerate(model.anatomy.stacks[-1].proof.taps[1:], 1):
+            if tap.call:
+                raise PassError(
+                    f"Cannot call the blocks of {model.anatomy.name} one by one",
+                    f"{tap.path} is called more than once",
+                    "Use hs.patch.",
+                )
+            block = module.get_submodule(tap.path)
+            self._blocks.append(block)
+            watches.append(hooks.Watch(block, "input", partial(self._keep, layer)))
+        arguments = inputs.pad(model).arguments(module, masked=False)
+        if "use_cache" in accepts(module):
+            arguments["use_cache"] = False
+        with model.lock, hooks.watching(watches):
+            hooks.call_module(module, arguments)
+
+    @property
+    def rows_at_a_time(self) -> int:
+        """Return how many rows are as many tokens as a batch has."""
+        limit = BATCH_TOKENS.get(self.model.device.type, BATCH_TOKENS["cpu"])
+        return max(1, limit // self.tokens)
+
+    @autograd.without_grad
+    def call(
+        self,
+        layer: int,
+        rows: Tensor,
+        read: Sequence[Site] = (),
+        change: Mapping[Site, Change] | None = None,
+        *,
+        whole: bool = False,
+    ) -> dict[Site, Tensor]:
+        """Call the block below a layer on rows, and return the states that are read.
+
+        They are [row, token, width], after the changes. The call ends when all are
+        read, unless the `whole` block is wanted: what it gives is the state at its
+        layer.
+        """
+        changes = change or {}
+        waiting = {*read, *changes}
+        states: dict[Site, Tensor] = {}
+
+        def look(site: Site, layout: Any, tensor: Tensor) -> Tensor | None:
+            seen = layout.states(tensor, self.tokens)
+            new = changes[site](seen) if site in changes else None
+            # The code of a block may change its tensor in place later.
+            states[site] = seen.clone() if new is None else new
+            waiting.discard(site)
+            if not waiting and not whole:
+                raise hooks.Stopped
+            return None if new is None else layout.with_states(tensor, new)
+
+        calls: Calls = {}
+        module = self.model.module
+        watches = []
+        for site in sorted(waiting):
+            tap = self.model.anatomy.tap(site)
+            show = partial(look, site, tap.layout)
+            watches.append(watch_tap(module, tap, site.stack, calls, show))
+        args, kwargs = hooks.with_state_in(*self._arguments[layer], rows)
+        kwargs = hooks.map_leaves(kwargs, partial(_repeated, len(rows)))
+        with self.model.lock, hooks.watching(watches), suppress(hooks.Stopped):
+            output = hooks.first_tensor(self._blocks[layer - 1](*args, **kwargs))
+            assert output is not None, "every block gives a state"
+            states[Site(layer)] = output
+        if waiting:
+            raise PassError(
+                f"No state at {min(waiting)} of {self.model.anatomy.name}",
+                "its block, called by itself, did not show it",
+                "Use hs.patch.",
+            )
+        return states
+
+    def _keep(self, layer: int, args: hooks.Args, kwargs: dict[str, Any]) -> None:
+        self._arguments[layer] = args, kwargs
+
+
+def _repeated(rows: int, leaf: Any) -> Any:
+    """Repeat a table [head, token, token] of one text, such as ALiBi, for all rows."""
+    if isinstance(leaf, Tensor) and leaf.ndim == 3 and 1 < len(leaf) != rows:
+        return leaf.repeat(rows, 1, 1)
+    return leaf
