@@ -24,6 +24,7 @@ from hiddenscope.catalog import PUBLIC
 if TYPE_CHECKING:
     from hiddenscope.analyses.anatomy import anatomy as anatomy
     from hiddenscope.analyses.attention import attention as attention
+    from hiddenscope.analyses.circuit import circuit as circuit
     from hiddenscope.analyses.cluster import cluster as cluster
     from hiddenscope.analyses.compare import compare as compare
     from hiddenscope.analyses.contributions import contributions as contributions

@@ -153,6 +153,13 @@ ANALYSES = (
         summary="Show which part reads what from which part, for two prompts.",
     ),
     Analysis(
+        "circuit",
+        "How few edges carry the answer?",
+        "change",
+        heading="circuits of",
+        summary="Show how few edges carry an answer, beside random ones.",
+    ),
+    Analysis(
         "graft",
         "What do the layers of another model of the same shape do in this one?",
         "change",
@@ -269,6 +276,7 @@ PROVISIONAL = {
     "Sampling": "belongs to `visibility`",
     "Training": "how dictionaries are trained is young, and may get other options",
     "cluster": "its choice of the number of clusters is young",
+    "circuit": "it is new, and what its report holds may change",
     "edges": "it is new, and what its report holds may change",
     "examples": "it is new, and its choice of examples may change",
     "features": "what it compares with, and on which parts of the texts, may change",

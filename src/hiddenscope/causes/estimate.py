@@ -29,6 +29,7 @@ from hiddenscope.sites import Site
 from hiddenscope.states.arrays import Floats
 
 Gradients: TypeAlias = Literal["integrated", "gradient", "dropped"]
+Method: TypeAlias = Gradients | Literal["exact"]
 STEPS = 5
 
 
@@ -57,9 +58,23 @@ class Effects:
         self.base = runs.base.states
         self.differences = runs.differences
 
+    def of_all(self, method: Method, advance: Advance) -> Floats:
+        """Return the effects of all edges [writer, reader]; NaN where there is none."""
+        if method != "exact":
+            effects = self.estimate(method)
+            advance(1)
+            return effects
+        edges = np.argwhere(self.wiring.possible)
+        effects = np.full(self.wiring.possible.shape, np.nan)
+        share = 1 / len(edges)
+        effects[tuple(edges.T)] = self.exact(
+            edges.tolist(), lambda amount: advance(amount * share)
+        )
+        return effects
+
     @autograd.without_grad
     def estimate(self, gradients: Gradients) -> Floats:
-        """Return the effects of all edges [writer, reader]; NaN where there is none.
+        """Return estimates of the effects of all edges.
 
         Gradients are averaged over five steps between the runs, taken in the changed
         run alone, or there with one layer's gradient dropped at a time: effects are
@@ -101,7 +116,7 @@ class Effects:
         effects[:, -1] = self.through_logits()
         return effects
 
-    def exact(self, edges: Sequence[tuple[int, int]], advance: Advance) -> Floats:
+    def exact(self, edges: Sequence[Sequence[int]], advance: Advance) -> Floats:
         """Return the effects of some edges [edge], given as numbers in the wiring."""
         effects = np.zeros(len(edges))
         by_layer: dict[int, list[int]] = defaultdict(list)
@@ -145,7 +160,7 @@ class Effects:
         return np.where(unchanged, 0.0, written)
 
     def _patches(
-        self, layer: int, edges: Sequence[tuple[int, int]], numbers: Sequence[int]
+        self, layer: int, edges: Sequence[Sequence[int]], numbers: Sequence[int]
     ) -> Iterator[tuple[int, Patch]]:
         """Yield the patch of each edge into a layer, of what its reader then gives."""
         places = {"mlp": Site(layer, "mlp")}

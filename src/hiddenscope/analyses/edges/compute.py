@@ -2,17 +2,18 @@
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from hiddenscope import progress
-from hiddenscope.analyses.edges.story import EdgesReport, StrongEdge
+from hiddenscope.analyses.edges.story import EdgesReport
 from hiddenscope.causes.contrast import Contrast
 from hiddenscope.causes.encoding import AskedContrasts, ask_contrasts
-from hiddenscope.causes.estimate import Effects, Gradients
+from hiddenscope.causes.estimate import Effects, Method
 from hiddenscope.causes.measures import Into
 from hiddenscope.causes.rewire import check_restored
+from hiddenscope.causes.strongest import SHARE, largest, strongest_edges
 from hiddenscope.causes.wiring import Wiring
 from hiddenscope.errors import SiteError
 from hiddenscope.measures.grouped import estimate, standard_error
@@ -26,10 +27,6 @@ from hiddenscope.states.arrays import Floats, Ints
 if TYPE_CHECKING:
     import xarray
 
-Method: TypeAlias = Gradients | Literal["exact"]
-
-SHARE: Attributes = {"units": "share of the logit difference", "meaning": "diverging"}
-MOST_STRONGEST = 40
 ARROW = " > "
 
 
@@ -56,44 +53,36 @@ def list_edges(
 ) -> Result:
     """Return the effects of all edges, and the exact ones of some."""
     model = as_model(model)
-    asked = ask_contrasts(model, contrasts, "tell the edges of")
+    asked = ask_contrasts(model, contrasts, "tell the edges of", one_form=False)
     wiring = Wiring.of(model, _neurons(model, paths))
     named = _named(wiring, paths)
     if method == "exact":
         exact = sample = 0
-        named = np.argwhere(wiring.possible)
     # Few runs are held at a time: what all parts write is more than a pass keeps.
     runs = _Runs(model, wiring, asked, into)
     count = len(asked.encodings)
     values = np.full((count, *wiring.possible.shape), np.nan)
-    depth = len(wiring.layouts)
     restored = 0.0
-    runs_exactly = exact + sample + len(named)
-    with progress.track("Edges", total=count * (depth + runs_exactly)) as advance:
+    with progress.track("Ranking edges", total=count) as advance:
         for number in range(count):
             effects = runs.effects(number)
             off = check_restored(model, effects.stepper, effects.runs)
             restored = max(restored, off)
-            if method != "exact":
-                values[number] = effects.estimate(method)
-            advance(depth)
-        strongest = _strongest(values.mean(0), exact)
-        drawn = _draw(values.mean(0), wiring, sample)
-        chosen = np.concatenate([named, strongest, drawn.edges])
-        edges = np.unique(chosen, axis=0)
-        found = np.empty((count, len(edges)))
+            values[number] = effects.of_all(method, advance)
+    strongest = largest(values.mean(0), exact)
+    drawn = _draw(values.mean(0), wiring, sample)
+    edges = np.unique(np.concatenate([named, strongest, drawn.edges]), axis=0)
+    found = np.empty((count, len(edges)))
+    with progress.track("Exact effects", total=found.size) as advance:
         # From the last, which is still at hand.
         for number in reversed(range(count)):
             effects = runs.effects(number)
             found[number] = effects.exact(edges.tolist(), advance)
-    places = tuple(edges.T)
     exactly = np.full(wiring.possible.shape, np.nan)
-    exactly[places] = found.mean(0)
-    if method == "exact":
-        values[:, *places] = found
-    else:
-        # What an edge into the logits does is no estimate.
-        exactly[:, -1] = values[..., -1].mean(0)
+    exactly[tuple(edges.T)] = found.mean(0)
+    # What an edge into the logits does is no estimate.
+    known = slice(None) if method == "exact" else slice(-1, None)
+    exactly[:, known] = values[..., known].mean(0)
     data = _dataset(wiring, values, exactly, asked)
     logit_differences = [*runs.logit_differences.values()]
     clean, corrupt = np.mean(logit_differences, axis=0)
@@ -109,7 +98,7 @@ def list_edges(
         writers=wiring.summed,
         readers=len(wiring.readers),
         edges=int(wiring.possible[: wiring.summed].sum()),
-        strongest=_listed(wiring, data),
+        strongest=strongest_edges(data),
         error=_error(values.mean(0), exactly, drawn),
         sampled=len(drawn.edges),
         restored=restored,
@@ -187,14 +176,6 @@ def _matching(parts: Sequence[object], pattern: str) -> list[int]:
     return numbers
 
 
-def _strongest(effects: Floats, most: int) -> Ints:
-    """Return the strongest edges [edge, (writer, reader)], the strongest first."""
-    sizes = np.nan_to_num(np.abs(effects))
-    order = np.argsort(-sizes, axis=None, kind="stable")[:most]
-    edges = np.stack(np.unravel_index(order, effects.shape), axis=1)
-    return edges[sizes.flat[order] > 0]
-
-
 def _draw(effects: Floats, wiring: Wiring, count: int) -> Sample:
     """Draw edges at random of those whose effect is estimated and not zero.
 
@@ -243,22 +224,3 @@ def _dataset(
     data = to_dataset(variables, coords)
     data.attrs |= asked.texts()
     return data
-
-
-def _listed(wiring: Wiring, data: "xarray.Dataset") -> list[StrongEdge]:
-    """Return the strongest edges, by their exact effects where these are known."""
-    exactly = data["exact"].values
-    effects = data["effect"].values
-    known = np.where(np.isnan(exactly), effects, exactly)
-    listed = []
-    for writer, reader in _strongest(known, MOST_STRONGEST):
-        value = float(exactly[writer, reader])
-        listed.append(
-            StrongEdge(
-                writer=str(wiring.writers[writer]),
-                reader=str(wiring.readers[reader]),
-                effect=float(effects[writer, reader]),
-                exact=None if np.isnan(value) else value,
-            )
-        )
-    return listed

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from typing import Literal
 
 from hiddenscope.causes.contrast import AnswerPair
-from hiddenscope.results import Listing, Report, Result, Section, frozen
+from hiddenscope.causes.strongest import StrongEdge, listing
+from hiddenscope.results import Report, Result, Section, frozen
 from hiddenscope.results.report import Estimate
 from hiddenscope.results.sentences import in_series, quoted_tokens
 from hiddenscope.results.story import Aside, table_of
@@ -15,21 +16,6 @@ METHODS = {
     "gradient": "the gradient of the changed run",
     "dropped": "gradients with one layer's dropped at a time, as absolute values",
 }
-
-
-@frozen
-class StrongEdge:
-    """An edge, its effect, and the exact one where it was computed."""
-
-    writer: str
-    reader: str
-    effect: float
-    exact: float | None = None
-
-    @property
-    def best(self) -> float:
-        """Return the exact effect, or else the estimate."""
-        return self.effect if self.exact is None else self.exact
 
 
 @frozen
@@ -62,12 +48,7 @@ class EdgesReport(Report):
 
 def story(report: EdgesReport, result: Result) -> Iterator[Section]:
     """Yield the strongest edges, with what their effects mean and how sure they are."""
-    rows = []
-    for edge in report.strongest:
-        exact = "" if edge.exact is None else f"{edge.exact:.3f}"
-        rows.append((edge.writer, edge.reader, f"{edge.effect:.3f}", exact))
-    columns = "writer", "reader", "effect", "exact"
-    listing = Listing("The strongest edges", columns, tuple(rows))
+    table = listing(report.strongest)
     verb = "restores" if report.into == "corrupt" else "removes"
     yield Section(
         "Which part reads what from which part?",
@@ -77,7 +58,7 @@ def story(report: EdgesReport, result: Result) -> Iterator[Section]:
         f" share of the logit difference that it {verb} where the reader alone gets"
         " what the writer wrote in the other run, at all tokens, and everything else"
         " is as it was. Effects of edges do not add up: one may need another.",
-        tables=(listing, table_of(listing)),
+        tables=(table, table_of(table)),
     )
 
 

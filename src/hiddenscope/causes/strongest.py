@@ -1,0 +1,70 @@
+"""The strongest edges of a result, as reports list them and stories show them."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hiddenscope.results import Listing, frozen
+from hiddenscope.results.dataset import Attributes
+from hiddenscope.states.arrays import Floats, Ints
+
+if TYPE_CHECKING:
+    import xarray
+
+SHARE: Attributes = {"units": "share of the logit difference", "meaning": "diverging"}
+MOST = 40
+
+
+@frozen
+class StrongEdge:
+    """An edge, its effect, and the exact one where it was computed."""
+
+    writer: str
+    reader: str
+    effect: float
+    exact: float | None = None
+
+    @property
+    def best(self) -> float:
+        """Return the exact effect, or else the estimate."""
+        return self.effect if self.exact is None else self.exact
+
+
+def largest(effects: Floats, most: int) -> Ints:
+    """Return the edges with the largest effects [edge, (writer, reader)], in order."""
+    sizes = np.nan_to_num(np.abs(effects))
+    order = np.argsort(-sizes, axis=None, kind="stable")[:most]
+    edges = np.stack(np.unravel_index(order, effects.shape), axis=1)
+    return edges[sizes.flat[order] > 0]
+
+
+def strongest_edges(data: "xarray.Dataset") -> list[StrongEdge]:
+    """Return the strongest edges, by their exact effects where these are known."""
+    effects = data["effect"].values
+    exactly = np.full_like(effects, np.nan)
+    if "exact" in data:
+        exactly = data["exact"].values
+    known = np.where(np.isnan(exactly), effects, exactly)
+    listed = []
+    for writer, reader in largest(known, MOST):
+        value = float(exactly[writer, reader])
+        listed.append(
+            StrongEdge(
+                writer=str(data["writer"].values[writer]),
+                reader=str(data["reader"].values[reader]),
+                effect=float(effects[writer, reader]),
+                exact=None if np.isnan(value) else value,
+            )
+        )
+    return listed
+
+
+def listing(edges: Sequence[StrongEdge]) -> Listing:
+    """Return the strongest edges as a table."""
+    rows = []
+    for edge in edges:
+        exact = "" if edge.exact is None else f"{edge.exact:.3f}"
+        rows.append((edge.writer, edge.reader, f"{edge.effect:.3f}", exact))
+    columns = "writer", "reader", "effect", "exact"
+    return Listing("The strongest edges", columns, tuple(rows))
