@@ -32,7 +32,7 @@ NO_GPU = "no CUDA"
 # One token of the tiny tokenizer.
 WORD = " the"
 CAPTURE_BARS = {"135M": 1.2, "1B": 1.05}
-LENS_BAR, PATCH_BAR, EXTRACT_BAR = 1.2, 25, 0.9
+LENS_BAR, PATCH_BAR, EXTRACT_BAR, EDGES_BAR = 1.2, 25, 0.9, 60
 HEADS_BAR, Z_BAR, PATTERN_BAR = 25, 1.1, 1.2
 SHAPES: dict[str, dict[str, int]] = {
     "135M": {
@@ -70,10 +70,10 @@ SHAPES: dict[str, dict[str, int]] = {
     },
 }
 PARTS = {
-    "tiny": ("capture", "lens", "patch", "heads", "visibility", "embed"),
-    "135M": ("capture", "lens", "patch", "heads", "visibility", "embed"),
-    "1B": ("capture", "lens", "patch", "heads", "embed", "extract"),
-    "8B": ("capture", "lens", "patch", "heads"),
+    "tiny": ("capture", "lens", "patch", "edges", "heads", "visibility", "embed"),
+    "135M": ("capture", "lens", "patch", "edges", "heads", "visibility", "embed"),
+    "1B": ("capture", "lens", "patch", "edges", "heads", "embed", "extract"),
+    "8B": ("capture", "lens", "patch", "edges", "heads"),
 }
 
 
@@ -211,6 +211,25 @@ def _patch(subject: Subject, rounds: int) -> list[Row]:
     ]
 
 
+def _edges(subject: Subject, rounds: int) -> list[Row]:
+    """Tell all edges against one bare forward and backward pass."""
+    model = hs.load((subject.module, None))
+    clean, corrupt = subject.ids(2, PATCH_TOKENS).split(1)
+    contrast = hs.Contrast(clean[0].tolist(), corrupt[0].tolist(), 11, 12)
+
+    def bare() -> None:
+        with torch.enable_grad():
+            logits = subject.module(input_ids=corrupt, use_cache=False).logits[0, -1]
+            (logits[11] - logits[12]).backward()
+        subject.module.zero_grad(set_to_none=True)
+
+    ways = {"bare": bare, "ours": lambda: hs.edges(model, contrast)}
+    cost = measure.ratios(_interleaved(ways, max(3, rounds // 3)), "bare")["ours"]
+    bar = EDGES_BAR if subject.shape == "8B" else None
+    what = f"{subject.where}, {PATCH_TOKENS} tokens, all edges"
+    return [_row(f"{what}: hs.edges / one bare forward and backward pass", cost, bar)]
+
+
 def _heads(subject: Subject, rounds: int) -> list[Row]:
     """Sweep every head against one pass, and capture every head's output."""
     model = hs.load((subject.module, None))
@@ -328,6 +347,7 @@ MEASURES: dict[str, Callable[[Subject, int], list[Row]]] = {
     "capture": _capture,
     "lens": _lens,
     "patch": _patch,
+    "edges": _edges,
     "heads": _heads,
     "visibility": _visibility,
     "embed": _embed,

@@ -85,7 +85,9 @@ def reach_of_all(
         return None
     half = (count + 1) // 2
     sums = group_sums(values, groups)
-    ordered = np.sort(sums / sizes, axis=0)
+    # A group may weigh nothing.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ordered = np.sort(sums / sizes, axis=0)
     same = (ordered[half - 1 :] == ordered[: count - half + 1]).any(0)
     parts = (sums - sizes * (sums.sum(0) / sizes.sum(0)))[:, ~same]
     sizes = sizes[:, ~same]

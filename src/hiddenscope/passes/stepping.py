@@ -97,8 +97,9 @@ class Stepper:
             tap = self.model.anatomy.tap(site)
             show = partial(look, site, tap.layout)
             watches.append(watch_tap(module, tap, site.stack, calls, show))
-        args, kwargs = hooks.with_state_in(*self._arguments[layer], rows)
-        kwargs = hooks.map_leaves(kwargs, partial(_repeated, len(rows)))
+        repeated = partial(_repeated, len(rows))
+        args, kwargs = hooks.map_leaves(self._arguments[layer], repeated)
+        args, kwargs = hooks.with_state_in(args, kwargs, rows)
         with self.model.lock, hooks.watching(watches), suppress(hooks.Stopped):
             output = hooks.first_tensor(self._blocks[layer - 1](*args, **kwargs))
             assert output is not None, "every block gives a state"
@@ -117,6 +118,6 @@ class Stepper:
 
 def _repeated(rows: int, leaf: Any) -> Any:
     """Repeat a table [head, token, token] of one text, such as ALiBi, for all rows."""
-    if isinstance(leaf, Tensor) and leaf.ndim == 3 and 1 < len(leaf) != rows:
+    if isinstance(leaf, Tensor) and leaf.ndim == 3 and len(leaf) > 1:
         return leaf.repeat(rows, 1, 1)
     return leaf
