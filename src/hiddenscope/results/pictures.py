@@ -1,5 +1,5 @@
-"""Values of views: a `Grid`, `Panels`, `Lines` or `Patterns`, checked when they are
-made.
+"""Values of views: a `Grid`, `Panels`, `Lines`, `Patterns` or `Graph`, checked when
+they are made.
 
 They know no model and no analysis. The page, the notebook and matplotlib draw them.
 
@@ -11,15 +11,17 @@ They know no model and no analysis. The page, the notebook and matplotlib draw t
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, pairwise
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hiddenscope.errors import StatesError
+from hiddenscope.results.layering import layered
+from hiddenscope.sites import Site
 
 PackedFloats: TypeAlias = NDArray[np.float32] | NDArray[np.float16]
 Meaning: TypeAlias = Literal["sequential", "diverging"]
@@ -34,6 +36,9 @@ FINE_STEPS, BYTE_STEPS, COARSE_STEPS = 65_535, 255, 63
 # Panels of a row that are shown at first.
 FIRST = 5
 _LAYER = re.compile(r"layer\.(\d+)")
+# Of a label in a graph: the width of a character, in pixels, and of the frame.
+CHARACTER, FRAME = 7.7, 12.0
+LONGEST_SHORT = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -440,7 +445,89 @@ class Patterns:
         return weights * norms if self.weighted else weights
 
 
-View: TypeAlias = Grid | Panels | Lines | Patterns
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """Parts of a model in layers, from the bottom up, and edges between them.
+
+    `nodes` run in the order of the forward pass; `rows` has the layer of each, from 0.
+    Edge k goes up from `source[k]` to `target[k]`, places among the nodes, and has the
+    value `values[k]`, above or below zero. `kinds` says how each is read, such as "q"
+    or "k"; `exact` has a second number for each, NaN where there is none.
+
+    `short` are the names that stand in the picture, and `across` is the layout, as
+    `layered` returns it; both are made where they are not given.
+    """
+
+    title: str
+    nodes: tuple[str, ...]
+    rows: tuple[int, ...]
+    source: NDArray[np.int32]
+    target: NDArray[np.int32]
+    values: PackedFloats
+    kinds: tuple[str, ...] = ()
+    value_name: str = "effect"
+    unit: str = ""
+    note: str = ""
+    exact: PackedFloats | None = None
+    exact_name: str = "exact effect"
+    short: tuple[str, ...] = ()
+    across: PackedFloats | None = None
+
+    def __post_init__(self) -> None:
+        nodes = tuple(map(str, self.nodes))
+        values = floats(self.values, "the values of edges", (None,))
+        rows = np.array(self.rows, dtype=np.int32)
+        ends = np.array([self.source, self.target], dtype=np.int32)
+        fits = len(rows) == len(nodes) > 0 and ends.shape == (2, len(values))
+        inside = fits and bool(((ends >= 0) & (ends < len(nodes))).all())
+        # Before the ends are known to be nodes, they index nothing.
+        source, target = ends if inside else np.zeros((2, 0), dtype=np.int32)
+        level = rows[source] == rows[target]
+        rises = np.where(level, source < target, rows[source] < rows[target])
+        _refuse(
+            f"the graph {self.title!r}",
+            (not fits, "it is incomplete", "Give nodes with rows, edges with values."),
+            (not inside, "an edge ends nowhere", "Count nodes from 0."),
+            (not rises.all(), "an edge does not go up", "Exchange its ends."),
+            (not np.isfinite(values).all(), "a value is not finite", "Leave it out."),
+        )
+        short = tuple(self.short) or tuple(map(_short, nodes))
+        across = self.across
+        if across is None:
+            widths = [CHARACTER * len(label) + FRAME for label in short]
+            across = layered(rows.tolist(), ends.T, widths)
+        across = floats(across, "the layout", (None, len(nodes) + len(values)))
+        _set(self, nodes=nodes, rows=tuple(rows.tolist()), values=values, short=short)
+        _set(self, source=source, target=target, across=across)
+        _set_tuples(self, len(nodes), "short")
+        _set_tuples(self, len(values), "kinds")
+        if self.exact is not None:
+            _set(self, exact=floats(self.exact, "exact effects", values.shape))
+
+    @classmethod
+    def of(
+        cls, title: str, edges: Iterable[tuple[str, str, str, float]], **more: Any
+    ) -> "Graph":
+        """Make a graph of edges (writer, reader, kind, value), whose ends are sites or
+        "logits". The embeddings and the logits are always there.
+
+        >>> edges = [("layer.2.attn.head.5", "layer.2.mlp", "", 0.5)]
+        >>> graph = Graph.of("Strongest edges", edges)
+        >>> graph.short, graph.rows
+        (('embeddings', '2.5', 'mlp 2', 'logits'), (0, 1, 1, 2))
+        """
+        writers, readers, kinds, values = zip(*edges, strict=True)
+        names = {"layer.0", *writers, *readers} - {"logits"}
+        sites = sorted(map(Site.parse, names))
+        layers = [(site.stack, site.layer) for site in sites]
+        row_of = {layer: row for row, layer in enumerate(dict.fromkeys(layers))}
+        nodes = (*map(str, sites), "logits")
+        rows = (*map(row_of.__getitem__, layers), len(row_of))
+        source, target = (list(map(nodes.index, ends)) for ends in (writers, readers))
+        return cls(title, nodes, rows, source, target, values, kinds, **more)
+
+
+View: TypeAlias = Grid | Panels | Lines | Patterns | Graph
 
 
 def floats(
@@ -472,6 +559,19 @@ def floats(
     packed = packed.view()
     packed.setflags(write=False)
     return packed
+
+
+def _short(name: str) -> str:
+    """Return the name of a part as it stands in a graph.
+
+    >>> _short("layer.3.attn.head.5"), _short("decoder.layer.3.mlp"), _short("logits")
+    ('3.5', 'dec mlp 3', 'logits')
+    """
+    label = re.sub(r"^(enc|dec)oder\.", r"\1 ", name)
+    label = re.sub(r"layer\.(\d+)\.attn\.head\.(\d+)$", r"\1.\2", label)
+    label = re.sub(r"layer\.(\d+)\.(.+)", r"\2 \1", label)
+    label = re.sub(r"layer\.0$", "embeddings", label)
+    return label if len(label) <= LONGEST_SHORT else f"{label[: LONGEST_SHORT - 1]}…"
 
 
 def _set(value: object, **fields: object) -> None:
