@@ -36,8 +36,8 @@ FINE_STEPS, BYTE_STEPS, COARSE_STEPS = 65_535, 255, 63
 # Panels of a row that are shown at first.
 FIRST = 5
 _LAYER = re.compile(r"layer\.(\d+)")
-# Of a label in a graph: the width of a character, in pixels, and of the frame.
-CHARACTER, FRAME = 7.7, 12.0
+# Of a label in a graph, in pixels: the width of a character, and of what is around it.
+CHARACTER, FRAME = 7.7, 18.0
 LONGEST_SHORT = 16
 
 
@@ -449,7 +449,7 @@ class Patterns:
 class Graph:
     """Parts of a model in layers, from the bottom up, and edges between them.
 
-    `nodes` run in the order of the forward pass; `rows` has the layer of each, from 0.
+    `nodes` run in the order of the forward pass; `rows` has the layer of each, rising.
     Edge k goes up from `source[k]` to `target[k]`, places among the nodes, and has the
     value `values[k]`, above or below zero. `kinds` says how each is read, such as "q"
     or "k"; `exact` has a second number for each, NaN where there is none.
@@ -476,31 +476,29 @@ class Graph:
     def __post_init__(self) -> None:
         nodes = tuple(map(str, self.nodes))
         values = floats(self.values, "the values of edges", (None,))
-        rows = np.array(self.rows, dtype=np.int32)
-        ends = np.array([self.source, self.target], dtype=np.int32)
-        fits = len(rows) == len(nodes) > 0 and ends.shape == (2, len(values))
-        inside = fits and bool(((ends >= 0) & (ends < len(nodes))).all())
-        # Before the ends are known to be nodes, they index nothing.
-        source, target = ends if inside else np.zeros((2, 0), dtype=np.int32)
-        level = rows[source] == rows[target]
-        rises = np.where(level, source < target, rows[source] < rows[target])
+        source = np.asarray(self.source, dtype=np.int32)
+        target = np.asarray(self.target, dtype=np.int32)
+        same = source.shape == target.shape == values.shape
+        up = same and (source < target).all() and sorted(self.rows) == [*self.rows]
+        inside = up and (source >= 0).all() and (target < len(nodes)).all()
         _refuse(
             f"the graph {self.title!r}",
-            (not fits, "it is incomplete", "Give nodes with rows, edges with values."),
-            (not inside, "an edge ends nowhere", "Count nodes from 0."),
-            (not rises.all(), "an edge does not go up", "Exchange its ends."),
+            (not self.rows, "it is empty", "Give nodes and their rows."),
+            (not same, "an edge has no value", "Give one to each."),
+            (not up, "an edge or a row goes down", "Follow the forward pass."),
+            (not inside, "an edge has no node at an end", "Count nodes from 0."),
             (not np.isfinite(values).all(), "a value is not finite", "Leave it out."),
         )
-        short = tuple(self.short) or tuple(map(_short, nodes))
+        short = tuple(map(_short, self.short or nodes))
+        _set(self, nodes=nodes, short=short, values=values)
+        _set(self, source=source, target=target)
+        _set_tuples(self, len(nodes), "rows", "short")
+        _set_tuples(self, len(values), "kinds")
         across = self.across
         if across is None:
-            widths = [CHARACTER * len(label) + FRAME for label in short]
-            across = layered(rows.tolist(), ends.T, widths)
-        across = floats(across, "the layout", (None, len(nodes) + len(values)))
-        _set(self, nodes=nodes, rows=tuple(rows.tolist()), values=values, short=short)
-        _set(self, source=source, target=target, across=across)
-        _set_tuples(self, len(nodes), "short")
-        _set_tuples(self, len(values), "kinds")
+            widths = CHARACTER * np.array([*map(len, short)]) + FRAME
+            across = layered(self.rows, np.stack([source, target], 1), widths)
+        _set(self, across=floats(across, "the layout", (None, None)))
         if self.exact is not None:
             _set(self, exact=floats(self.exact, "exact effects", values.shape))
 
@@ -514,17 +512,19 @@ class Graph:
         >>> edges = [("layer.2.attn.head.5", "layer.2.mlp", "", 0.5)]
         >>> graph = Graph.of("Strongest edges", edges)
         >>> graph.short, graph.rows
-        (('embeddings', '2.5', 'mlp 2', 'logits'), (0, 1, 1, 2))
+        (('embeddings', '2.5', 'mlp 2', 'logits'), (0, 1, 1, 3))
         """
-        writers, readers, kinds, values = zip(*edges, strict=True)
+        # Without an edge there is nothing to turn into columns.
+        columns = list(zip(*edges, strict=True)) or [()] * 4
+        writers, readers, kinds, values = columns
         names = {"layer.0", *writers, *readers} - {"logits"}
         sites = sorted(map(Site.parse, names))
-        layers = [(site.stack, site.layer) for site in sites]
-        row_of = {layer: row for row, layer in enumerate(dict.fromkeys(layers))}
         nodes = (*map(str, sites), "logits")
-        rows = (*map(row_of.__getitem__, layers), len(row_of))
-        source, target = (list(map(nodes.index, ends)) for ends in (writers, readers))
-        return cls(title, nodes, rows, source, target, values, kinds, **more)
+        layers = [(site.stack, site.layer) for site in sites]
+        rows = (*map(layers.index, layers), len(sites))
+        source = np.array([*map(nodes.index, writers)])
+        target = np.array([*map(nodes.index, readers)])
+        return cls(title, nodes, rows, source, target, np.array(values), kinds, **more)
 
 
 View: TypeAlias = Grid | Panels | Lines | Patterns | Graph

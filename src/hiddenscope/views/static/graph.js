@@ -16,7 +16,7 @@ import { hasFinger, theme, whenThemeChanges } from "./theme.js";
 const NOWHERE = { node: -1, edge: -1 };
 // Beneath the graph: what colours and widths mean, at these shares of the strongest edge.
 const GRAPH_KEY = { high: 44, sample: 26, step: 96, shares: [-1, -0.25, 0.25, 1] };
-const WEAKEST = 0.35; // how far from the middle of the colours the weakest edge is
+const WEAKEST = 0.5; // how far from the middle of the colours the weakest edge is
 const TOLD = 4; // edges of a node that are read out
 
 export class GraphView {

@@ -16,12 +16,12 @@ import { shownText } from "./text.js";
 const NARROW = 320;
 const CHARACTER = 7.7;
 const BESIDE = 8;
-const PITCH = 42; // from one line to the next
+const PITCH = 19; // from one line to the next
 export const FRAME = { high: 20, side: 6, apart: 5 }; // around a label
 const FONT_SIZE = 12; // of letters
-const THICK = { least: 1, most: 6 };
+const THICK = { least: 1.4, most: 6 };
 const REACH = 8; // how far from an edge a pointer is still on it
-const CURVE = 14; // of a curve from one line to the next
+const CURVE = 8; // of a curve from one line to the next
 
 /**
  * @param {import("./payload.js").Graph} graph
@@ -51,17 +51,10 @@ export function graphLayout(graph, width, font, top = 0) {
     label: "",
   }));
   const edges = Array.from(graph.values.data, (value, edge) => {
-    const ends = [graph.source.data[edge], graph.target.data[edge]];
-    const [first, last] = ends.map((node) => lineOf[node]);
     const stops = [];
-    for (let line = first; line <= last; line++)
+    const last = lineOf[graph.target.data[edge]];
+    for (let line = lineOf[graph.source.data[edge]]; line <= last; line++)
       stops.push([across(line, graph.nodes.length + edge), down(line)]);
-    // However wide the picture is, the ends of edges stay within the frames of their nodes.
-    [stops[0], stops[last - first]].forEach((stop, end) => {
-      const { x } = nodes[ends[end]];
-      stop[0] = x + (stop[0] - x) * Math.min(1, NARROW / room);
-      stop[1] += end ? FRAME.high / 2 : -FRAME.high / 2;
-    });
     return { points: curve(stops), thick: thickness(Math.abs(value) / most) };
   });
   const layout = { nodes, edges, size, width, height: 3 * BESIDE + down(0) };
@@ -122,17 +115,23 @@ function label({ nodes }, labels, letters) {
 }
 
 /**
- * A curve through stops that is upright at each of them.
+ * A smooth curve through stops that sways no further than they do (Fritsch and Carlson 1980).
  * @param {number[][]} stops
  */
 function curve(stops) {
+  const steps = stops.slice(1).map(([x], i) => x - stops[i][0]);
+  const slopes = stops.map((_, i) => {
+    const [before, after] = [steps[i - 1] ?? steps[i], steps[i] ?? steps[i - 1]];
+    return before * after > 0 ? (2 * before * after) / (before + after) : 0;
+  });
   const points = [stops[0]];
   for (let i = 1; i < stops.length; i++) {
-    const [[x, y], [toX, toY]] = [stops[i - 1], stops[i]];
+    const [[x, y], [, end]] = [stops[i - 1], stops[i]];
     for (let step = 1; step <= CURVE; step++) {
       const part = step / CURVE;
+      const sway = part * (1 - part) * ((1 - part) * slopes[i - 1] - part * slopes[i]);
       const bend = part * part * (3 - 2 * part);
-      points.push([x + (toX - x) * bend, y + (toY - y) * part]);
+      points.push([x + bend * steps[i - 1] + sway, y + part * (end - y)]);
     }
   }
   return points;
@@ -150,11 +149,11 @@ export function underPointer({ nodes, edges }, x, y) {
   );
   if (node >= 0) return { node, edge: -1 };
   let edge = -1,
-    nearest = REACH;
+    nearest = Infinity;
   edges.forEach(({ points, thick }, i) => {
     for (let k = 1; k < points.length; k++) {
-      const distance = fromSegment(points[k - 1], points[k], x, y) - thick / 2;
-      if (distance < nearest) [edge, nearest] = [i, distance];
+      const distance = fromSegment(points[k - 1], points[k], x, y);
+      if (distance < Math.min(nearest, REACH + thick / 2)) [edge, nearest] = [i, distance];
     }
   });
   return { node, edge };
