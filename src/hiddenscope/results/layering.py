@@ -26,7 +26,7 @@ LANE = 8.0
 ORDERING, SWEEPS = 6, 16
 
 
-def layered(rows: Sequence[int], edges: _Ints, widths: _Floats) -> NDArray[np.float32]:
+def layered(rows: Sequence[int], edges: _Ints, widths: _Floats) -> _Floats:
     """Return where each node stands and each edge passes on each line, from 0 to 1,
     `[line, node + edge]`, NaN where it does not.
 
@@ -38,14 +38,13 @@ def layered(rows: Sequence[int], edges: _Ints, widths: _Floats) -> NDArray[np.fl
     depth, nodes = lines.max() + 1, len(rows)
     level = np.arange(depth)[:, None]
     start, end = lines[edges].T
-    at_node = level == lines
     passes = (level > start) & (level < end)
-    stands = np.hstack([at_node, passes])
-    spans = np.hstack([at_node, (level >= start) & (level <= end)])
-    across = np.where(spans, ROOM / 2, np.nan)
+    stands = np.hstack([level == lines, passes])
+    across = np.where(stands, ROOM / 2, np.nan)
     # Which edges pull at an item: those of a node, and an edge at itself.
-    of_node = (edges == np.arange(nodes)[:, None, None]).any(axis=2)
-    pulls = np.vstack([of_node, np.eye(len(edges), dtype=bool)])
+    is_end = edges == np.arange(nodes)[:, None, None]
+    itself = np.eye(len(edges), dtype=bool)
+    pulls = np.vstack([is_end.any(axis=2), itself])
     sizes = np.hstack([widths, np.zeros(len(edges))])
     for sweep in range(SWEEPS):
         step = -1 if sweep % 2 else 1
@@ -54,7 +53,8 @@ def layered(rows: Sequence[int], edges: _Ints, widths: _Floats) -> NDArray[np.fl
             beside = [line + side for side in sides if 0 <= line + side < depth]
             places = across[beside, nodes:]
             items = np.flatnonzero(stands[line])
-            counts = pulls[items] @ np.isfinite(places).sum(axis=0)
+            counted = np.isfinite(places).sum(axis=0)
+            counts = pulls[items] @ counted
             sums = pulls[items] @ np.nansum(places, axis=0)
             # What nothing pulls at stays where it is.
             wishes = across[line, items]
@@ -66,7 +66,7 @@ def layered(rows: Sequence[int], edges: _Ints, widths: _Floats) -> NDArray[np.fl
             for side, ends in enumerate((start, end)):
                 met = np.flatnonzero(ends == line)
                 across[line, nodes + met] = across[line, edges[met, side]]
-    return (across / ROOM).astype(np.float32)
+    return across / ROOM
 
 
 def _lines(rows: Sequence[int], edges: _Ints, widths: _Floats) -> _Ints:
@@ -94,9 +94,10 @@ def _apart(wishes: _Floats, widths: _Floats) -> _Floats:
     is_edge = widths == 0
     free = ROOM - widths.sum()
     lane = free / max(1, is_edge.sum())
-    widths = np.where(is_edge, min(LANE, lane), widths)
+    widths = widths + is_edge * min(LANE, lane)
     middles = np.cumsum(widths) - widths / 2
     # Items keep their order where the free room before them never shrinks.
     before = isotonic_regression(wishes - middles).x
-    places: _Floats = np.clip(before, 0.0, ROOM - widths.sum())
-    return middles + places
+    before = before.clip(0.0, ROOM - widths.sum())
+    places: _Floats = middles + before
+    return places

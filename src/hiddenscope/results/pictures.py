@@ -39,6 +39,13 @@ _LAYER = re.compile(r"layer\.(\d+)")
 # Of a label in a graph, in pixels: the width of a character, and of what is around it.
 CHARACTER, FRAME = 7.7, 18.0
 LONGEST_SHORT = 16
+# How a part is named in a graph: what is replaced, and with what.
+SHORTER = (
+    (r"^(enc|dec)oder\.", r"\1 "),
+    (r"layer\.(\d+)\.attn\.head\.(\d+)$", r"\1.\2"),
+    (r"layer\.(\d+)\.(.+)", r"\2 \1"),
+    (r"layer\.0$", "embeddings"),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -494,7 +501,7 @@ class Graph:
         _set(self, source=source, target=target)
         _set_tuples(self, len(nodes), "rows", "short")
         _set_tuples(self, len(values), "kinds")
-        across = self.across
+        across: ArrayLike | None = self.across
         if across is None:
             widths = CHARACTER * np.array([*map(len, short)]) + FRAME
             across = layered(self.rows, np.stack([source, target], 1), widths)
@@ -567,10 +574,9 @@ def _short(name: str) -> str:
     >>> _short("layer.3.attn.head.5"), _short("decoder.layer.3.mlp"), _short("logits")
     ('3.5', 'dec mlp 3', 'logits')
     """
-    label = re.sub(r"^(enc|dec)oder\.", r"\1 ", name)
-    label = re.sub(r"layer\.(\d+)\.attn\.head\.(\d+)$", r"\1.\2", label)
-    label = re.sub(r"layer\.(\d+)\.(.+)", r"\2 \1", label)
-    label = re.sub(r"layer\.0$", "embeddings", label)
+    label = name
+    for pattern, shorter in SHORTER:
+        label = re.sub(pattern, shorter, label)
     return label if len(label) <= LONGEST_SHORT else f"{label[: LONGEST_SHORT - 1]}…"
 
 

@@ -36,19 +36,22 @@ def draw_graph(graph: Graph, sheet: "Sheet") -> None:
     axes = sheet.axes(0, 0, wide, PITCH * depth)
     axes.set(xlim=(0, 1), ylim=(-1, depth))
     axes.set_axis_off()
-    most = np.abs(graph.values).max(initial=0.0) or 1.0
-    for edge in np.argsort(np.abs(graph.values)):
+    sizes = np.abs(graph.values)
+    most = sizes.max(initial=0.0) or 1.0
+    for edge in np.argsort(sizes):
         stops = graph.across[:, nodes + edge]
         lines = np.flatnonzero(np.isfinite(stops))
         fine = np.linspace(lines[0], lines[-1], FINE * len(lines))
-        curve = PchipInterpolator(lines, stops[lines])(fine)
-        axes.plot(curve, fine, **_look(graph.values[edge] / most))
-    frame: dict[str, Any] = {"boxstyle": "square,pad=0.3", "linewidth": 0.6}
-    frame |= {"facecolor": style.PAPER, "edgecolor": style.MUTED}
+        curve = PchipInterpolator(lines, stops[lines])
+        look = _look(graph.values[edge] / most)
+        axes.plot(curve(fine), fine, **look)
+    paper, edge_colour = style.PAPER, style.MUTED
+    frame = {"boxstyle": "square,pad=0.3", "lw": 0.6, "fc": paper, "ec": edge_colour}
     for node, label in enumerate(graph.short):
         stops = graph.across[:, node]
-        line = np.isfinite(stops).argmax()
-        text = sheet.lettering.fitted(sheet.lettering.text(label), WIDEST, style.SMALL)
+        line = int(np.isfinite(stops).argmax())
+        text = sheet.lettering.text(label)
+        text = sheet.lettering.fitted(text, WIDEST, style.SMALL)
         axes.text(stops[line], line, text, ha="center", va="center", bbox=frame)
     unit = f" ({graph.unit})" if graph.unit else ""
     name = sheet.lettering.text(graph.value_name + unit, 60)
@@ -57,13 +60,16 @@ def draw_graph(graph: Graph, sheet: "Sheet") -> None:
     shares = [share for share in SHARES if np.sign(share) in signs]
     if shares:
         handles = [Line2D([], [], **_look(share)) for share in shares]
-        names = [style.number(float(f"{share * most:.2g}")) for share in shares]
-        sheet.legend(handles, names, sheet.extent(axes).bottom + 8, wide)
+        rounded = [float(f"{share * most:.2g}") for share in shares]
+        below = sheet.extent(axes).bottom + 8
+        sheet.legend(handles, [*map(style.number, rounded)], below, wide)
 
 
 def _look(share: float) -> dict[str, Any]:
     """Return how an edge is drawn that has this share of the strongest one's value."""
     size = abs(share)
-    level = np.sign(share) * (WEAKEST + (1 - WEAKEST) * size)
-    colour = style.colormap("diverging")((1 + level) / 2)
+    # Zero has the middle of the colours.
+    distance = np.sign(share) * (WEAKEST + (1 - WEAKEST) * size)
+    colours = style.colormap("diverging")
+    colour = colours((1 + distance) / 2)
     return {"color": colour, "linewidth": max(THINNEST, THICKEST * size)}

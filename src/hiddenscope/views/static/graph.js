@@ -17,7 +17,7 @@ const NOWHERE = { node: -1, edge: -1 };
 // Beneath the graph: what colours and widths mean, at these shares of the strongest edge.
 const GRAPH_KEY = { high: 44, sample: 26, step: 96, shares: [-1, -0.25, 0.25, 1] };
 const WEAKEST = 0.5; // how far from the middle of the colours the weakest edge is
-const TOLD = 4; // edges of a node that are read out
+const TOLD = 4; // edges of a node that are named beside the pointer
 
 export class GraphView {
   /**
@@ -43,7 +43,10 @@ export class GraphView {
     });
     this.surface = new Surface("front");
     this.layout = graphLayout(graph, 400, this.theme.font);
-    this.paint = oncePerFrame(() => this.draw(), root);
+    this.paint = oncePerFrame(
+      () => this.draw(canvasPen(this.surface.clear(), this.theme.font), this.layout),
+      root,
+    );
     const { canvas } = this.surface;
     canvas.setAttribute("role", "img");
     const counts = `${graph.nodes.length} parts, ${graph.values.data.length} edges`;
@@ -55,8 +58,8 @@ export class GraphView {
 
   /** Take the state from the page's address. */
   restore() {
-    const kept = Number(readState(this.place).node || -1);
-    this.kept = kept in this.graph.nodes ? kept : -1;
+    const { node = -1 } = readState(this.place);
+    this.kept = node in this.graph.nodes ? Number(node) : -1;
     this.tell();
   }
 
@@ -67,8 +70,7 @@ export class GraphView {
     for (const touched of /** @type {const} */ (["pointermove", "pointerdown"])) {
       canvas.addEventListener(touched, (event) => {
         this.point(at(event));
-        const { node, edge } = this.pointed;
-        this.figure.pointOut(Math.max(node, edge) < 0 ? [] : this.words(), event);
+        this.figure.pointOut(this.hint(), event);
       });
     }
     canvas.addEventListener("pointerleave", (event) => {
@@ -163,17 +165,27 @@ export class GraphView {
 
   /** @returns {import("./figure.js").Pieces} */
   words() {
-    const { graph, pointed } = this;
+    const { graph, pointed, chosen } = this;
     if (pointed.edge >= 0) return edgeWords(graph, pointed.edge);
-    const edges = this.strongest.filter((edge) => this.touches(edge, this.chosen));
-    const reads = edges.filter((edge) => graph.target.data[edge] === this.chosen).length;
-    const told = edges.slice(0, TOLD).flatMap((edge) => ["\n", ...edgeWords(graph, edge)]);
+    const edges = this.strongest.filter((edge) => this.touches(edge, chosen));
+    const reads = edges.filter((edge) => graph.target.data[edge] === chosen).length;
     return [
-      { strong: shownText(graph.nodes[this.chosen], 60) },
+      { strong: shownText(graph.nodes[chosen], 60) },
       `  edges in ${reads}, edges out ${edges.length - reads}`,
-      ...told,
-      edges.length > TOLD ? `\nand ${edges.length - TOLD} weaker` : "",
     ];
+  }
+
+  /**
+   * What is said beside the pointer: of a node its strongest edges too.
+   * @returns {import("./figure.js").Pieces}
+   */
+  hint() {
+    const { edge, node } = this.pointed;
+    if (Math.max(edge, node) < 0) return [];
+    const edges = this.strongest.filter((each) => edge < 0 && this.touches(each, node));
+    const told = edges.slice(0, TOLD).flatMap((each) => ["\n", ...edgeWords(this.graph, each)]);
+    const more = edges.length > TOLD ? `\nand ${edges.length - TOLD} weaker` : "";
+    return [...this.words(), ...told, more];
   }
 
   /**
@@ -184,10 +196,6 @@ export class GraphView {
     const joins = (/** @type {number} */ edge) =>
       this.touches(edge, node) && this.touches(edge, this.chosen);
     return node === this.chosen || this.strongest.some(joins);
-  }
-
-  draw() {
-    this.drawOn(canvasPen(this.surface.clear(), this.theme.font), this.layout);
   }
 
   picture() {
@@ -201,7 +209,7 @@ export class GraphView {
       height: layout.height + GRAPH_KEY.high,
       paint: (/** @type {import("./pen.js").Pen} */ pen) => {
         pen.text(title, 12, 20, { fill: ink, size: 16, bold: true });
-        this.drawOn(pen, layout);
+        this.draw(pen, layout);
       },
     };
   }
@@ -210,7 +218,7 @@ export class GraphView {
    * @param {import("./pen.js").Pen} pen
    * @param {import("./graphlayout.js").GraphLayout} layout
    */
-  drawOn(pen, layout) {
+  draw(pen, layout) {
     const { graph, pointed, chosen } = this;
     const { ink, muted, faint, paper, accent } = this.theme;
     const most = mostOfEdges(graph);
@@ -264,9 +272,7 @@ export class GraphView {
     });
   }
 
-  /**
-   * @param {number} share of the strongest edge, from -1 to 1
-   */
+  /** @param {number} share of the strongest edge, from -1 to 1 */
   colour(share) {
     const map = colourMap("diverging", this.theme.dark);
     const level = Math.sign(share) * (WEAKEST + (1 - WEAKEST) * Math.min(1, Math.abs(share)));

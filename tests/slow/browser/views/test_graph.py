@@ -54,7 +54,7 @@ def test_every_edge_is_read_out_where_it_is_drawn(show: Opener) -> None:
     made = graph()
     shown = show([made], width=AS_SAVED, height=1500)
     assert shown.canvas().evaluate("canvas => canvas.clientWidth") == 820
-    drawn = curves(shown)
+    drawn, still = curves(shown), shown.canvas().bounding_box()["y"]
     assert len(drawn) == len(made.values)
     for edge, points in zip(weakest_first(made), drawn, strict=True):
         assert (np.diff(points[:, 1]) < 0).all(), "an edge goes up"
@@ -64,7 +64,8 @@ def test_every_edge_is_read_out_where_it_is_drawn(show: Opener) -> None:
         assert "attribution " in shown.readout()
         measured = not np.isnan(made.exact[edge])
         assert ("exact effect" in shown.readout()) == measured
-    assert shown.view().locator(".hint").is_visible()
+        top = shown.canvas().bounding_box()["y"]
+        assert top == still, "what is read out does not move the picture"
 
 
 @pytest.mark.parametrize("width", [390, 1440, 1920])
@@ -93,6 +94,9 @@ def test_a_node_is_kept_and_a_link_remembers(show: Opener) -> None:
     shown.point(x, y - TITLE)
     out = int((made.source == 0).sum())
     assert shown.readout().startswith(f"layer.0  edges in 0, edges out {out}")
+    strongest = weakest_first(made)[::-1]
+    first = next(edge for edge in strongest if made.source[edge] == 0)
+    assert named(made, first) in shown.view().locator(".hint").inner_text()
     shown.page.mouse.down()
     shown.page.mouse.up()
     shown.point(2, 2)
@@ -145,6 +149,7 @@ def test_a_graph_is_saved_and_is_a_table(show: Opener) -> None:
     assert {"attribution (logits)", "embeddings"} <= set(shown.written())
     assert shown.save("PNG")[:4] == b"\x89PNG"
     shown.view().locator("summary").click()
+    shown.settle()
     assert shown.view().locator("tbody tr").count() == len(made.values)
 
 
