@@ -49,7 +49,8 @@ def draw_graph(graph: Graph, sheet: "Sheet") -> None:
     frame = {"boxstyle": "square,pad=0.3", "lw": 0.6, "fc": paper, "ec": edge_colour}
     for node, label in enumerate(graph.short):
         stops = graph.across[:, node]
-        line = int(np.isfinite(stops).argmax())
+        stands = np.isfinite(stops)
+        line = int(stands.argmax())
         text = sheet.lettering.text(label)
         text = sheet.lettering.fitted(text, WIDEST, style.SMALL)
         axes.text(stops[line], line, text, ha="center", va="center", bbox=frame)
