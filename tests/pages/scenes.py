@@ -5,6 +5,7 @@ nobody should trust.
 import numpy as np
 
 from hiddenscope.results.pictures import (
+    Graph,
     Grid,
     Lines,
     Measure,
@@ -148,6 +149,39 @@ def lines() -> Lines:
     gap[10:12] = np.nan
     bars = Series("selectivity", gap, style="bar")
     return Lines("Probes by layer", x, (accuracy, chance, bars), y_name="accuracy")
+
+
+def graph(layers: int = 30, heads: int = 9, count: int = 40) -> Graph:
+    """The strongest edges of a model, some of which were measured exactly."""
+    random = np.random.default_rng(7)
+    edges: dict[tuple[str, str, str], float] = {}
+    reader, layer = "logits", layers + 1
+    while len(edges) < count:
+        below = max(0, layer - 1 - int(random.exponential(6)))
+        writer = f"layer.{below}.attn.head.{random.integers(heads)}"
+        if random.random() < 0.45:
+            writer = f"layer.{below}.mlp"
+        if below == 0:
+            writer = "layer.0"
+        kind = "qkv"[random.integers(3)] if "head" in reader else ""
+        edges[writer, reader, kind] = random.normal() * random.lognormal(0, 0.7)
+        # Most chains go on, so that parts are read and read others.
+        reader, layer = writer, below
+        if below == 0:
+            reader, layer, _ = [
+                ("logits", layers + 1, 0),
+                ("layer.20.mlp", 20, 0),
+                ("layer.12.attn.head.5", 12, 0),
+            ][random.integers(3)]
+    values = np.array([*edges.values()])
+    return Graph.of(
+        "Strongest edges",
+        [(*ends, value) for ends, value in edges.items()],
+        value_name="attribution",
+        unit="logits",
+        note="The 40 strongest of 43,112 edges.",
+        exact=np.where(np.abs(values) > 0.5, 1.1 * values, np.nan),
+    )
 
 
 def long() -> Grid:

@@ -369,7 +369,7 @@ class JobAnswer(BaseModel):
 
 class ViewAnswer(BaseModel):
     """A view of a result: its name, by which it is saved, its title, and whether it is
-    a grid, panels or lines.
+    a grid, panels, lines, patterns or a graph.
     """
 
     name: str

@@ -21,7 +21,7 @@ from hiddenscope.loading.zoo import ZOO
 MODEL_HELP = "A zoo name, a Hugging Face id, a folder or a .gguf file."
 FIGURES = (".png", ".svg", ".pdf")
 RESULTS = (".html", *FIGURES, ".json", ".csv", ".nc")
-VIEW = re.compile(r"all|(?:grid|panels|lines)(?:-[0-9]+)?")
+VIEW = re.compile(r"all|(?:grid|panels|lines|patterns|graph)(?:-[0-9]+)?")
 
 
 def zoo_names() -> list[str]:
@@ -61,7 +61,7 @@ class Shared:
     view: Annotated[
         str | None,
         typer.Option(
-            help="Which view a figure shows: grid, lines, lines-2, panels, all."
+            help="A view for a figure, such as grid, lines, lines-2, graph, or all."
         ),
     ] = None
     measure: Annotated[
@@ -143,9 +143,9 @@ class Shared:
             remedy = f"Add --out with {', '.join(FIGURES)}."
             raise FileError(f"Cannot use {options}", reason, remedy)
         if self.view is not None and not VIEW.fullmatch(self.view):
-            reason = "a view is a grid, panels or lines"
+            reason = "a view is a grid, panels, lines, patterns or a graph"
             remedy = (
-                "Give grid, panels or lines, lines-2 for the second of a kind, or all."
+                "Give lines, for example, lines-2 for the second of a kind, or all."
             )
             raise StatesError(f"No view {self.view!r}", reason, remedy)
         check_place(self.device, self.dtype)

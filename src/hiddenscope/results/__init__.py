@@ -3,7 +3,7 @@
 result     the value itself: its arrays, its facts, how it is saved and shown
 report     what was found, typed; `facts` is its plain form
 story      what is said and shown, as sections
-pictures   what a section shows: grids, panels, lines and patterns
+pictures   what a section shows: grids, panels, lines, patterns, graphs
 drawing    from labelled arrays to pictures
 sentences  the phrases that all stories share
 

@@ -1,5 +1,5 @@
-"""Values of views: a `Grid`, `Panels`, `Lines` or `Patterns`, checked when they are
-made.
+"""Values of views: a `Grid`, `Panels`, `Lines`, `Patterns` or `Graph`, checked when
+they are made.
 
 They know no model and no analysis. The page, the notebook and matplotlib draw them.
 
@@ -11,15 +11,17 @@ They know no model and no analysis. The page, the notebook and matplotlib draw t
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, pairwise
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hiddenscope.errors import StatesError
+from hiddenscope.results.layering import layered
+from hiddenscope.sites import Site
 
 PackedFloats: TypeAlias = NDArray[np.float32] | NDArray[np.float16]
 Meaning: TypeAlias = Literal["sequential", "diverging"]
@@ -34,6 +36,16 @@ FINE_STEPS, BYTE_STEPS, COARSE_STEPS = 65_535, 255, 63
 # Panels of a row that are shown at first.
 FIRST = 5
 _LAYER = re.compile(r"layer\.(\d+)")
+# Of a label in a graph, in pixels: the width of a character, and of what is around it.
+CHARACTER, FRAME = 7.7, 18.0
+LONGEST_SHORT = 16
+# How a part is named in a graph: what is replaced, and with what.
+SHORTER = (
+    (r"^(enc|dec)oder\.", r"\1 "),
+    (r"layer\.(\d+)\.attn\.head\.(\d+)$", r"\1.\2"),
+    (r"layer\.(\d+)\.(.+)", r"\2 \1"),
+    (r"layer\.0$", "embeddings"),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -440,7 +452,89 @@ class Patterns:
         return weights * norms if self.weighted else weights
 
 
-View: TypeAlias = Grid | Panels | Lines | Patterns
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """Parts of a model in layers, from the bottom up, and edges between them.
+
+    `nodes` run in the order of the forward pass; `rows` has the layer of each, rising.
+    Edge k goes up from `source[k]` to `target[k]`, places among the nodes, and has the
+    value `values[k]`, above or below zero. `kinds` says how each is read, such as "q"
+    or "k"; `exact` has a second number for each, NaN where there is none.
+
+    `short` are the names that stand in the picture, and `across` is the layout, as
+    `layered` returns it; both are made where they are not given.
+    """
+
+    title: str
+    nodes: tuple[str, ...]
+    rows: tuple[int, ...]
+    source: NDArray[np.int32]
+    target: NDArray[np.int32]
+    values: PackedFloats
+    kinds: tuple[str, ...] = ()
+    value_name: str = "effect"
+    unit: str = ""
+    note: str = ""
+    exact: PackedFloats | None = None
+    exact_name: str = "exact effect"
+    short: tuple[str, ...] = ()
+    across: PackedFloats | None = None
+
+    def __post_init__(self) -> None:
+        nodes = tuple(map(str, self.nodes))
+        values = floats(self.values, "the values of edges", (None,))
+        source = np.asarray(self.source, dtype=np.int32)
+        target = np.asarray(self.target, dtype=np.int32)
+        same = source.shape == target.shape == values.shape
+        up = same and (source < target).all() and sorted(self.rows) == [*self.rows]
+        inside = up and (source >= 0).all() and (target < len(nodes)).all()
+        _refuse(
+            f"the graph {self.title!r}",
+            (not self.rows, "it is empty", "Give nodes and their rows."),
+            (not same, "an edge has no value", "Give one to each."),
+            (not up, "an edge or a row goes down", "Follow the forward pass."),
+            (not inside, "an edge has no node at an end", "Count nodes from 0."),
+            (not np.isfinite(values).all(), "a value is not finite", "Leave it out."),
+        )
+        short = tuple(map(_short, self.short or nodes))
+        _set(self, nodes=nodes, short=short, values=values)
+        _set(self, source=source, target=target)
+        _set_tuples(self, len(nodes), "rows", "short")
+        _set_tuples(self, len(values), "kinds")
+        across: ArrayLike | None = self.across
+        if across is None:
+            widths = CHARACTER * np.array([*map(len, short)]) + FRAME
+            across = layered(self.rows, np.stack([source, target], 1), widths)
+        _set(self, across=floats(across, "the layout", (None, None)))
+        if self.exact is not None:
+            _set(self, exact=floats(self.exact, "exact effects", values.shape))
+
+    @classmethod
+    def of(
+        cls, title: str, edges: Iterable[tuple[str, str, str, float]], **more: Any
+    ) -> "Graph":
+        """Make a graph of edges (writer, reader, kind, value), whose ends are sites or
+        "logits". The embeddings and the logits are always there.
+
+        >>> edges = [("layer.2.attn.head.5", "layer.2.mlp", "", 0.5)]
+        >>> graph = Graph.of("Strongest edges", edges)
+        >>> graph.short, graph.rows
+        (('embeddings', '2.5', 'mlp 2', 'logits'), (0, 1, 1, 3))
+        """
+        # Without an edge there is nothing to turn into columns.
+        columns = list(zip(*edges, strict=True)) or [()] * 4
+        writers, readers, kinds, values = columns
+        names = {"layer.0", *writers, *readers} - {"logits"}
+        sites = sorted(map(Site.parse, names))
+        nodes = (*map(str, sites), "logits")
+        layers = [(site.stack, site.layer) for site in sites]
+        rows = (*map(layers.index, layers), len(sites))
+        source = np.array([*map(nodes.index, writers)])
+        target = np.array([*map(nodes.index, readers)])
+        return cls(title, nodes, rows, source, target, np.array(values), kinds, **more)
+
+
+View: TypeAlias = Grid | Panels | Lines | Patterns | Graph
 
 
 def floats(
@@ -472,6 +566,18 @@ def floats(
     packed = packed.view()
     packed.setflags(write=False)
     return packed
+
+
+def _short(name: str) -> str:
+    """Return the name of a part as it stands in a graph.
+
+    >>> _short("layer.3.attn.head.5"), _short("decoder.layer.3.mlp"), _short("logits")
+    ('3.5', 'dec mlp 3', 'logits')
+    """
+    label = name
+    for pattern, shorter in SHORTER:
+        label = re.sub(pattern, shorter, label)
+    return label if len(label) <= LONGEST_SHORT else f"{label[: LONGEST_SHORT - 1]}…"
 
 
 def _set(value: object, **fields: object) -> None:

@@ -1,6 +1,7 @@
 """Pictures of results, drawn from one payload in every place that shows them."""
 
 # docs/views.md tells users to import the values of a picture from here.
+from hiddenscope.results.pictures import Graph as Graph
 from hiddenscope.results.pictures import Grid as Grid
 from hiddenscope.results.pictures import Lines as Lines
 from hiddenscope.results.pictures import Measure as Measure

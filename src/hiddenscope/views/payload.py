@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from hiddenscope.errors import StatesError
 from hiddenscope.results.pictures import (
     FINE_STEPS,
+    Graph,
     Grid,
     HeadScore,
     Lines,
@@ -40,7 +41,7 @@ from hiddenscope.results.pictures import (
 )
 
 MAGIC = b"HSV1"
-PACKED = (Grid, Panels, Lines, Patterns, Measure, Words, Series, HeadScore)
+PACKED = (Grid, Panels, Lines, Patterns, Graph, Measure, Words, Series, HeadScore)
 KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in PACKED}
 # Fields of the header that are no fields of a value.
 ADDED = ("kind", "classes", "steps")

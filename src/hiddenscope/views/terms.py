@@ -7,7 +7,7 @@
 import re
 from collections.abc import Iterator
 
-from hiddenscope.results.pictures import Grid, Panels, Patterns, View
+from hiddenscope.results.pictures import Graph, Grid, Panels, Patterns, View
 
 TERMS = {
     "hidden state": (
@@ -120,6 +120,8 @@ def words_on(view: View) -> str:
         words += view.captions
     elif isinstance(view, Patterns):
         words += ["attention weight", *(score.name for score in view.scores)]
+    elif isinstance(view, Graph):
+        words += [view.value_name, view.unit, view.exact_name]
     else:
         words += [view.y_name, view.unit, *(series.name for series in view.series)]
     return " ".join(words)

@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as hn
 from hiddenscope.errors import StatesError
 from hiddenscope.results import Listing
 from hiddenscope.results.pictures import (
+    Graph,
     Grid,
     Lines,
     Measure,
@@ -27,6 +28,7 @@ from hiddenscope.views import pack, unpack
 from hiddenscope.views.payload import rounded
 from tests.pages.scenes import (
     comparison,
+    graph,
     hostile,
     influence,
     lines,
@@ -98,7 +100,7 @@ def test_views_come_back_as_they_were(views: list[View]) -> None:
 
 
 def test_scenes_come_back_as_they_were() -> None:
-    views = [norms(), words(), comparison(), panels(), lines(), *hostile()]
+    views = [norms(), words(), comparison(), panels(), lines(), graph(), *hostile()]
     assert all(map(same, views, unpack(pack(views))))
     assert pack(views[:2]) == pack(views[:2]), "the same views make the same payload"
 
@@ -152,7 +154,10 @@ WRONG: dict[str, list[Any]] = {
     r"\[any, any\]": [lambda: Measure("m", [1.0]), lambda: Measure("m", [["a"]])],
     "sequential, diverging": [lambda: Measure("m", [[1.0]], meaning="odd")],
     r"\[1, 2\]": [lambda: Grid("g", SITES, ("a", "b"), ONE)],
-    "empty": [lambda: Grid("g", SITES, ("a",), ())],
+    "empty": [
+        lambda: Grid("g", SITES, ("a",), ()),
+        lambda: Graph("g", (), (), [], [], []),
+    ],
     "there are 2": [
         lambda: Grid("g", SITES, ("a",), ONE, second=("a", "b")),
         lambda: Panels("p", SITES, POINTS, marks=("a", "b")),
@@ -168,6 +173,14 @@ WRONG: dict[str, list[Any]] = {
     "one side": [lambda: Series("s", [1.0], low=[1.0])],
     r"\[1\]": [lambda: Lines("l", SITES, (Series("s", [1.0, 2.0]),))],
     "none": [lambda: Lines("l", SITES, ())],
+    "has no value": [lambda: Graph("g", ("a", "b"), (0, 1), [0], [1], [1.0, 2.0])],
+    "goes down": [
+        lambda: Graph("g", ("a", "b"), (0, 1), [1], [0], [1.0]),
+        lambda: Graph("g", ("a", "b"), (1, 0), [], [], []),
+        lambda: Graph.of("g", [("layer.2.mlp", "layer.2.attn", "", 1.0)]),
+    ],
+    "no node": [lambda: Graph("g", ("a", "b"), (0, 1), [0], [2], [1.0])],
+    "not finite": [lambda: Graph("g", ("a", "b"), (0, 1), [0], [1], [np.inf])],
     "a cell for each column": [lambda: Listing("t", ("a", "b"), (("c",),))],
 }
 

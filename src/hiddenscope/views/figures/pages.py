@@ -23,7 +23,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from hiddenscope.results.pictures import Grid, Lines, Panels, Patterns, View
+from hiddenscope.results.pictures import Graph, Grid, Lines, Panels, Patterns, View
+from hiddenscope.views.figures.graph import draw_graph
 from hiddenscope.views.figures.grid import draw_grid, draw_patterns
 from hiddenscope.views.figures.lines import draw_lines
 from hiddenscope.views.figures.panels import draw_panels
@@ -112,6 +113,7 @@ def _figure(
         Panels: draw_panels,
         Lines: draw_lines,
         Patterns: draw_patterns,
+        Graph: draw_graph,
     }
     for view in views:
         sheet.begin(view.title, view.note)

@@ -24,7 +24,10 @@
  * @typedef {{kind: "Patterns", title: string, sites: string[], heads: string[], queries: string[],
  *   keys: string[], weights: Numbers, steps: number, norms: Numbers, positions: number[], scores:
  *   HeadScore[], large: [number, number], weighted: boolean, note: string}} Patterns
- * @typedef {Grid | Panels | Lines | Patterns} View
+ * @typedef {{kind: "Graph", title: string, nodes: string[], rows: number[], source: Numbers,
+ *   target: Numbers, values: Numbers, kinds: string[], value_name: string, unit: string, note:
+ *   string, exact: Numbers | null, exact_name: string, short: string[], across: Numbers}} Graph
+ * @typedef {Grid | Panels | Lines | Patterns | Graph} View
  * @typedef {{dtype: string, shape: number[], offset: number, length: number}} Section
  */
 

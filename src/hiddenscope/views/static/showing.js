@@ -1,5 +1,6 @@
 /** Which class draws which kind of view, for every host. */
 
+import { GraphView } from "./graph.js";
 import { GridView } from "./grid.js";
 import { PatternsView } from "./patterns.js";
 import { LinesView } from "./lines.js";
@@ -14,5 +15,6 @@ export function viewIn(root, view, place) {
   if (view.kind === "Grid") return new GridView(root, view, place);
   if (view.kind === "Panels") return new PanelsView(root, view, place);
   if (view.kind === "Patterns") return new PatternsView(root, view, place);
+  if (view.kind === "Graph") return new GraphView(root, view, place);
   return new LinesView(root, view, place);
 }
