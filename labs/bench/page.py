@@ -94,8 +94,7 @@ only that is meant; memory has one ratio. A ratio that misses its bar is bold. A
 GPU_ROWS = """\
 ## {cpu}
 
-Ratios of wall time, measured by `python -m labs.bench.gpu` and, for BatchTopK, `python -m labs.bench.dictionary`. The rows of
-BatchTopK are from before a step looked for massive states.
+Ratios of wall time, measured by `python -m labs.bench.gpu` and, for BatchTopK, `python -m labs.bench.dictionary`.
 """
 EXPONENTS = """\
 ## How cost grows

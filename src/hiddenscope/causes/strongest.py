@@ -1,5 +1,6 @@
 """The strongest edges of a result, as reports list them and stories show them."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -7,6 +8,7 @@ import numpy as np
 
 from hiddenscope.results import Listing, frozen
 from hiddenscope.results.dataset import Attributes
+from hiddenscope.results.pictures import Graph
 from hiddenscope.states.arrays import Floats, Ints
 
 if TYPE_CHECKING:
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
 
 SHARE: Attributes = {"units": "share of the logit difference", "meaning": "diverging"}
 MOST = 40
+OPERANDS = ("q", "k", "v")
 
 
 @frozen
@@ -68,3 +71,25 @@ def listing(edges: Sequence[StrongEdge]) -> Listing:
         rows.append((edge.writer, edge.reader, f"{edge.effect:.3f}", exact))
     columns = "writer", "reader", "effect", "exact"
     return Listing("The strongest edges", columns, tuple(rows))
+
+
+def graph(title: str, edges: Sequence[StrongEdge], data: "xarray.Dataset") -> Graph:
+    """Draw the strongest edges between the parts of the model."""
+    readers = Counter(reader.rpartition(".")[0] for reader in data["reader"].values)
+    drawn = []
+    for edge in edges:
+        part, _, number = edge.reader.rpartition(".")
+        block, _, kind = part.rpartition(".")
+        if kind not in OPERANDS:
+            drawn.append((edge.writer, edge.reader, "", edge.effect))
+        elif readers[part] == readers[f"{block}.q"]:
+            head = f"{block}.head.{number}"
+            drawn.append((edge.writer, head, kind, edge.effect))
+        else:
+            # Keys and values that several heads share are a part of their own.
+            drawn.append((edge.writer, part, f"{kind} {number}", edge.effect))
+    exact = [np.nan if edge.exact is None else edge.exact for edge in edges]
+    possible = int(np.isfinite(data["effect"].values).sum())
+    note = f"The {len(edges)} strongest of {possible:,} edges."
+    unit = SHARE["units"]
+    return Graph.of(title, drawn, unit=unit, note=note, exact=np.array(exact))

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 
 from hiddenscope.causes.contrast import AnswerPair
-from hiddenscope.causes.strongest import StrongEdge, listing
+from hiddenscope.causes.strongest import StrongEdge, graph, listing
 from hiddenscope.results import Listing, Report, Result, Section, frozen
 from hiddenscope.results.pictures import Lines, Series, Style
 from hiddenscope.results.report import Estimate
@@ -133,10 +133,13 @@ def story(report: CircuitReport, result: Result) -> Iterator[Section]:
         tables=(sizes, table_of(sizes), under, table_of(under)),
     )
     table = listing(report.strongest)
+    title = f"The strongest edges in {model_name(result)}"
     yield Section(
         "The strongest edges",
-        ("The first edges of every circuit, with their estimated effects.",),
-        (),
+        (
+            "The first edges of every circuit, with their effects where they were chosen.",
+        ),
+        (graph(title, report.strongest, result.data),),
         "The effect of an edge is the share of the logit difference that is lost where"
         " it alone carries what was written in the corrupt run.",
         tables=(table, table_of(table)),

@@ -122,7 +122,7 @@ def split_logits(
         if isinstance(reader, Tensor):
             weight = reader.to(last.device)[None]
             bias = torch.zeros_like(weight[:, 0])
-            unnormed = torch.ones_like(weight), torch.zeros_like(reader)
+            unnormed = torch.ones_like(weight), torch.zeros_like(weight[0])
             norm = FrozenNorm(*unnormed, False, last.double(), 0.0)
         else:
             norm = freeze_norm(reader, last)

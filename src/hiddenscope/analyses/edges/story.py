@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from hiddenscope.causes.contrast import AnswerPair
-from hiddenscope.causes.strongest import StrongEdge, listing
+from hiddenscope.causes.strongest import StrongEdge, graph, listing
 from hiddenscope.results import Report, Result, Section, frozen
 from hiddenscope.results.report import Estimate
 from hiddenscope.results.sentences import in_series, quoted_tokens
@@ -49,15 +49,17 @@ class EdgesReport(Report):
 def story(report: EdgesReport, result: Result) -> Iterator[Section]:
     """Yield the strongest edges, with what their effects mean and how sure they are."""
     table = listing(report.strongest)
+    title = f"The strongest edges in {model_name(result)}"
     verb = "restores" if report.into == "corrupt" else "removes"
     yield Section(
         "Which part reads what from which part?",
         tuple(_findings(report, verb)),
-        (),
+        (graph(title, report.strongest, result.data),),
         "An edge is what one part reads from what another part wrote. Its effect is the"
         f" share of the logit difference that it {verb} where the reader alone gets"
         " what the writer wrote in the other run, at all tokens, and everything else"
-        " is as it was. Effects of edges do not add up: one may need another.",
+        " is as it was. Effects of edges do not add up: one may need another. Layers of"
+        " which no edge is drawn are left out.",
         tables=(table, table_of(table)),
     )
 
