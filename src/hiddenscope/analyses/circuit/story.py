@@ -136,9 +136,7 @@ def story(report: CircuitReport, result: Result) -> Iterator[Section]:
     title = f"The strongest edges in {model_name(result)}"
     yield Section(
         "The strongest edges",
-        (
-            "The first edges of every circuit, with their effects where they were chosen.",
-        ),
+        ("The first edges of every circuit, with their effects where chosen.",),
         (graph(title, report.strongest, result.data),),
         "The effect of an edge is the share of the logit difference that is lost where"
         " it alone carries what was written in the corrupt run.",

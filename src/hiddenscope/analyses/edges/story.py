@@ -7,7 +7,7 @@ from hiddenscope.causes.contrast import AnswerPair
 from hiddenscope.causes.strongest import StrongEdge, graph, listing
 from hiddenscope.results import Report, Result, Section, frozen
 from hiddenscope.results.report import Estimate
-from hiddenscope.results.sentences import in_series, quoted_tokens
+from hiddenscope.results.sentences import in_series, model_name, quoted_tokens
 from hiddenscope.results.story import Aside, table_of
 
 MOST_NAMED = 3
