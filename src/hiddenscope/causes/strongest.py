@@ -6,16 +6,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hiddenscope.results import Listing, frozen
+from hiddenscope.results import frozen
 from hiddenscope.results.dataset import Attributes
 from hiddenscope.results.pictures import Graph
+from hiddenscope.results.story import Table
 from hiddenscope.states.arrays import Floats, Ints
 
 if TYPE_CHECKING:
     import xarray
 
 SHARE: Attributes = {"units": "share of the logit difference", "meaning": "diverging"}
-MOST = 40
+MOST, MOST_PRINTED = 40, 20
 OPERANDS = ("q", "k", "v")
 
 
@@ -63,14 +64,18 @@ def strongest_edges(data: "xarray.Dataset") -> list[StrongEdge]:
     return listed
 
 
-def listing(edges: Sequence[StrongEdge]) -> Listing:
-    """Return the strongest edges as a table."""
+def table(edges: Sequence[StrongEdge]) -> Table:
+    """Return the strongest edges as a table of a terminal; pages have the graph's."""
     rows = []
-    for edge in edges:
-        exact = "" if edge.exact is None else f"{edge.exact:.3f}"
-        rows.append((edge.writer, edge.reader, f"{edge.effect:.3f}", exact))
-    columns = "writer", "reader", "effect", "exact"
-    return Listing("The strongest edges", columns, tuple(rows))
+    for edge in edges[:MOST_PRINTED]:
+        cells = [edge.writer, edge.reader, f"{edge.effect:.3f}"]
+        if edge.exact is not None:
+            cells.append(f"{edge.exact:.3f}")
+        rows.append(cells)
+    columns = ["writer", "reader", "effect", "exact"]
+    most = max(map(len, rows), default=len(columns))
+    padded = [[*cells, *[""] * (most - len(cells))] for cells in rows]
+    return Table(columns[:most], padded, (0, 1), "The strongest edges")
 
 
 def graph(title: str, edges: Sequence[StrongEdge], data: "xarray.Dataset") -> Graph:

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 
 from hiddenscope.causes.contrast import AnswerPair
-from hiddenscope.causes.strongest import StrongEdge, graph, listing
+from hiddenscope.causes.strongest import StrongEdge, graph, table
 from hiddenscope.results import Listing, Report, Result, Section, frozen
 from hiddenscope.results.pictures import Lines, Series, Style
 from hiddenscope.results.report import Estimate
@@ -85,14 +85,13 @@ def story(report: CircuitReport, result: Result) -> Iterator[Section]:
     data = result.data
     percent = tuple(f"{100 * share:g}" for share in data["share"].values)
     series = []
-    styles: dict[str, Style] = {"circuit": "line"}
     for way in map(str, data["way"].values):
         own = data.sel(way=way)
         low = high = None
         if way == "circuit" and np.isfinite(own["low"]).any():
             low, high = own["low"].values, own["high"].values
         band = "" if low is None else "95% interval"
-        style = styles.get(way, "dash")
+        style: Style = "line" if way == "circuit" else "dash"
         series.append(Series(way, own["faithfulness"].values, low, high, band, style))
     if report.held_out:
         chosen = data["where_chosen"].values
@@ -107,13 +106,12 @@ def story(report: CircuitReport, result: Result) -> Iterator[Section]:
     )
     rows, areas = [], []
     for size in report.sizes:
-        others = [f"{value:.2f}" for value in size.others.values()]
-        share = f"{size.share:.1%}"
-        kept = estimated(size, ".2f")
-        rows.append(
-            (share, f"{size.edges:,}", kept, f"{size.where_chosen:.2f}", *others)
-        )
-    columns = "share", "edges", "faithfulness", "where chosen", *report.sizes[0].others
+        others = {"where chosen": size.where_chosen} if report.held_out else {}
+        others |= size.others
+        values = [f"{value:z.2f}" for value in others.values()]
+        kept = estimated(size, "z.2f")
+        rows.append((f"{size.share:.1%}", f"{size.edges:,}", kept, *values))
+    columns = "share", "edges", "faithfulness", *others
     sizes = Listing("Circuits by size", columns, tuple(rows))
     for area in report.areas:
         numbers = (area.cpr, area.cmd, area.log_cpr, area.log_cmd)
@@ -132,15 +130,14 @@ def story(report: CircuitReport, result: Result) -> Iterator[Section]:
         " the last two columns take a logarithmic axis.",
         tables=(sizes, table_of(sizes), under, table_of(under)),
     )
-    table = listing(report.strongest)
     title = f"The strongest edges in {model_name(result)}"
     yield Section(
         "The strongest edges",
-        ("The first edges of every circuit, with their effects where chosen.",),
+        (),
         (graph(title, report.strongest, result.data),),
         "The effect of an edge is the share of the logit difference that is lost where"
         " it alone carries what was written in the corrupt run.",
-        tables=(table, table_of(table)),
+        tables=(table(report.strongest),),
     )
 
 
@@ -155,7 +152,7 @@ def _findings(report: CircuitReport) -> Iterator[str]:
     )
     others = []
     for way, value in size.others.items():
-        others.append(f"{way} {value:.2f}")
+        others.append(f"{way} {value:z.2f}")
     yield f"Others of that size keep: {', '.join(others)}."
     pair = report.answers[0]
     answer, other = quoted_tokens([pair.answer, pair.other])

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from typing import Literal
 
 from hiddenscope.causes.contrast import AnswerPair
-from hiddenscope.causes.strongest import StrongEdge, graph, listing
+from hiddenscope.causes.strongest import StrongEdge, graph, table
 from hiddenscope.results import Report, Result, Section, frozen
 from hiddenscope.results.report import Estimate
 from hiddenscope.results.sentences import in_series, model_name, quoted_tokens
-from hiddenscope.results.story import Aside, table_of
+from hiddenscope.results.story import Aside
 
 MOST_NAMED = 3
 METHODS = {
@@ -48,7 +48,6 @@ class EdgesReport(Report):
 
 def story(report: EdgesReport, result: Result) -> Iterator[Section]:
     """Yield the strongest edges, with what their effects mean and how sure they are."""
-    table = listing(report.strongest)
     title = f"The strongest edges in {model_name(result)}"
     verb = "restores" if report.into == "corrupt" else "removes"
     yield Section(
@@ -60,7 +59,7 @@ def story(report: EdgesReport, result: Result) -> Iterator[Section]:
         " what the writer wrote in the other run, at all tokens, and everything else"
         " is as it was. Effects of edges do not add up: one may need another. Layers of"
         " which no edge is drawn are left out.",
-        tables=(table, table_of(table)),
+        tables=(table(report.strongest),),
     )
 
 
