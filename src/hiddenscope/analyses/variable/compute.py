@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hiddenscope import progress
 from hiddenscope.analyses.variable.exchange import (
+    Place,
     Prompts,
     exchanged,
     first_places,
@@ -29,9 +30,11 @@ from hiddenscope.modules import autograd
 from hiddenscope.passes import Inputs, load_with_head, record
 from hiddenscope.passes.edit import plan
 from hiddenscope.passes.losses import batch_size
+from hiddenscope.passes.sweep import logits_tolerance
 from hiddenscope.results import Result
 from hiddenscope.results.dataset import Variables, to_dataset
 from hiddenscope.sites import Site, SitePatterns, summarise
+from hiddenscope.states import States
 from hiddenscope.states.arrays import Floats, Ints
 from hiddenscope.texts import number_groups
 
@@ -59,18 +62,19 @@ class Trial(NamedTuple):
     rank: int
     seed: int
 
-    def bases(self, site: Site, positions: Ints, difference: Tensor) -> list[Tensor]:
+    def bases(self, place: Place, difference: Tensor) -> list[Tensor]:
         """Return the subspace that is tested on each fold, found on the others."""
         bases = []
         for fold in range(FOLDS):
             others = np.flatnonzero(self.folds != fold).tolist()
             if isinstance(self.subspace, Tensor | Direction):
-                basis = _orthonormal(self.subspace, site, difference.shape[1])
+                basis = _orthonormal(self.subspace, place.site, difference.shape[1])
             elif self.subspace == "pca":
                 basis = torch.linalg.svd(difference[others])[2][: self.rank]
             else:
-                place = site, positions, difference
-                basis = learn(self.base, *place, others, self.rank, self.seed)
+                basis = learn(
+                    self.base, place, difference, others, self.rank, self.seed
+                )
             bases.append(basis)
         return bases
 
@@ -82,12 +86,12 @@ class Trial(NamedTuple):
             moved[here] = exchanged(difference[here], basis)
         return moved
 
-    def found(self, site: Site, positions: Ints, order: Any = ...) -> Floats:
+    def found(self, place: Place, order: Any = ...) -> Floats:
         """Return the hits of a subspace found and tested with sources in this order."""
-        base = self.base.rows(site, positions)
-        difference = self.source.rows(site, positions)[order] - base
-        moved = self.moved(difference, self.bases(site, positions, difference))
-        return self.base.hits(site, positions, base + moved)
+        base = self.base.rows(place)
+        difference = self.source.rows(place)[order] - base
+        moved = self.moved(difference, self.bases(place, difference))
+        return self.base.hits(place, base + moved)
 
 
 class Looked(NamedTuple):
@@ -128,14 +132,16 @@ def find_variable(
     cells = {}
     for site in selected:
         for column, positions in columns.items():
-            cells[str(site), column] = site, positions
+            cells[str(site), column] = Place(site, positions)
 
     def trial_in(model: Model) -> Trial:
-        sides = [_prompts(model, encoded, side, selected) for side in (0, 1)]
-        return Trial(*sides, groups, folds, wrong, subspace, rank, seed)
+        base = _prompts(model, encoded, 0, selected)
+        source = _prompts(model, encoded, 1, selected)
+        return Trial(base, source, groups, folds, wrong, subspace, rank, seed)
 
     with autograd.restored(inference=False), torch.no_grad():
         trial = trial_in(model)
+        _check_told_apart(trial)
         looked, failed = _search(
             trial, cells, lambda: trial_in(model.randomised(seed)), notes
         )
@@ -143,14 +149,13 @@ def find_variable(
     held = []
     count = effective_count(groups)
     for cell, found in looked.items():
-        accuracy = float(found.hits["learned"].mean())
-        low, high = wilson(accuracy, count, len(looked))
-        site, token = cell
+        value = float(found.hits["learned"].mean())
+        low, high = wilson(value, count, len(looked))
         held.append(
             Held(
-                site=site,
-                token=token,
-                value=accuracy,
+                site=cell[0],
+                token=cell[1],
+                value=value,
                 low=low,
                 high=high,
                 unread=found.unread,
@@ -172,15 +177,15 @@ def find_variable(
 
 def _search(
     trial: Trial,
-    cells: Mapping[Cell, tuple[Site, Ints]],
+    cells: Mapping[Cell, Place],
     random_weights: Callable[[], Trial],
     notes: list[str],
-) -> tuple[dict[Cell, Looked], dict[Cell, str]]:
+) -> tuple[dict[Cell, Looked], dict[Cell, list[str]]]:
     """Look at every cell, and learn again, as controls, in those that are left."""
     looked = {}
     with progress.track("Exchanging", total=len(cells)) as advance:
         for cell, place in cells.items():
-            found = _look(trial, *place)
+            found = _look(trial, place)
             if found is not None:
                 looked[cell] = found
             advance(1)
@@ -199,24 +204,24 @@ def _search(
             notes.append(f"Random weights were not tried: {error.reason}.")
     with progress.track("Learning controls", total=len(left)) as advance:
         for cell, found in left.items():
-            found.hits["shuffled"] = trial.found(*cells[cell], trial.wrong)
+            found.hits["shuffled"] = trial.found(cells[cell], trial.wrong)
             if random is not None:
-                found.hits["reinitialised"] = random.found(*cells[cell])
+                found.hits["reinitialised"] = random.found(cells[cell])
             advance(1)
     return looked, failed | _judged(left, asked, trial.groups)
 
 
-def _look(trial: Trial, site: Site, positions: Ints) -> Looked | None:
+def _look(trial: Trial, place: Place) -> Looked | None:
     """Exchange a subspace at one site and token, and what it is compared with; None
     where base and source have the same states.
     """
     prompts = trial.base
-    base = prompts.rows(site, positions)
-    source = trial.source.rows(site, positions)
+    base = prompts.rows(place)
+    source = trial.source.rows(place)
     difference = source - base
     if not bool(difference.any()):
         return None
-    bases = trial.bases(site, positions, difference)
+    bases = trial.bases(place, difference)
     moved = trial.moved(difference, bases)
     read = []
     for fold, basis in enumerate(bases):
@@ -224,7 +229,7 @@ def _look(trial: Trial, site: Site, positions: Ints) -> Looked | None:
         others = np.flatnonzero(trial.folds != fold).tolist()
         gradients = []
         for values in (base, base + exchanged(difference, basis)):
-            gradients.append(prompts.gradients(site, positions, values, others)[0])
+            gradients.append(prompts.gradients(place, values, others)[0])
         read.append(read_part(basis, torch.cat(gradients)))
     generator = torch.Generator().manual_seed(trial.seed)
     shifts = {
@@ -240,7 +245,7 @@ def _look(trial: Trial, site: Site, positions: Ints) -> Looked | None:
         shifts[f"draw {draw}"] = scale[:, None] * along
     hits = {"unchanged": first_places(prompts.logits, prompts.target)}
     for name, shift in shifts.items():
-        hits[name] = prompts.hits(site, positions, base + shift)
+        hits[name] = prompts.hits(place, base + shift)
     draws = [hits.pop(f"draw {draw}") for draw in range(DRAWS)]
     hits["random"] = np.mean(draws, axis=0)
     # The directions that the subspaces of both folds have most in common.
@@ -256,8 +261,8 @@ def _overlap(basis: Tensor, read: Tensor) -> float:
 
 def _judged(
     looked: Mapping[Cell, Looked], asked: Floats, groups: Ints
-) -> dict[Cell, str]:
-    """Return the first control that each cell does not survive; empty if all.
+) -> dict[Cell, list[str]]:
+    """Return the controls that each cell does not survive.
 
     All comparisons of all cells are tested together: the signs of whole groups are
     flipped.
@@ -265,22 +270,24 @@ def _judged(
     places = []
     columns = []
     for cell, (hits, _, _) in looked.items():
-        gaps = {name: hits["learned"] - hits[name] for name in WORSE if name in hits}
-        gaps["read"] = hits["read"] - hits["random"]
-        gaps["whole"] = asked * (hits["learned"] - hits["whole"])
+        gaps = {
+            "whole": asked * (hits["learned"] - hits["whole"]),
+            "read": hits["read"] - hits["random"],
+        }
+        for name in WORSE:
+            if name in hits:
+                gaps[name] = hits["learned"] - hits[name]
         for name, gap in gaps.items():
             places.append((cell, name))
             columns.append(gap)
-    failed = dict.fromkeys(looked, "")
-    if not columns:
-        return failed
-    sums = group_sums(np.stack(columns, 1), groups)
-    p_values = corrected_sign_flip_p(sums / np.bincount(groups)[:, None])
-    for (cell, name), p in zip(places, p_values, strict=True):
-        # The whole must not do worse, and all others must.
-        survived = (p <= LEVEL) != (name == "whole")
-        if not survived and not failed[cell]:
-            failed[cell] = name
+    failed: dict[Cell, list[str]] = {cell: [] for cell in looked}
+    if columns:
+        sums = group_sums(np.stack(columns, 1), groups)
+        p_values = corrected_sign_flip_p(sums / np.bincount(groups)[:, None])
+        for (cell, name), p in zip(places, p_values, strict=True):
+            # The whole must not do worse, and all others must.
+            if (p <= LEVEL) == (name == "whole"):
+                failed[cell].append(name)
     return failed
 
 
@@ -344,7 +351,8 @@ def _orthonormal(subspace: Tensor | Direction, site: Site, width: int) -> Tensor
     if subspace.shape[1] != width:
         reason = f"the subspace is {subspace.shape[1]} wide, and {site} {width}"
         raise StatesError(PROBLEM, reason, "Give rows that fit the site.")
-    return torch.linalg.qr(subspace.T)[0].T
+    basis: Tensor = torch.linalg.qr(subspace.T)[0].T
+    return basis
 
 
 def _sites(
@@ -431,6 +439,19 @@ def _columns(
     return positions
 
 
+def _check_told_apart(trial: Trial) -> None:
+    """Refuse pairs of which base and source prefer the answers alike."""
+    base = trial.base
+    change = trial.source.logits - base.logits
+    gaps = change.gather(1, base.target[:, None]) - change.gather(
+        1, base.answer[:, None]
+    )
+    rounding = logits_tolerance(base.model) * float(base.logits.abs().max())
+    if float(gaps.abs().max()) <= rounding:
+        reason = "base and source prefer the answers alike, within rounding"
+        raise TextError(PROBLEM, reason, "Give prompts that tell them apart.")
+
+
 def _prompts(
     model: Model, encoded: Sequence[EncodedContrast], side: int, sites: Sequence[Site]
 ) -> Prompts:
@@ -447,6 +468,7 @@ def _prompts(
         starts = np.cumsum([0, *batch.lengths[:-1]])
         logits[texts] = run.logits[starts + at[texts]][:, candidates].double().cpu()
     states = model.capture(inputs, sites)
+    assert isinstance(states, States), "the model has one stack"
     return Prompts(
         model, inputs, at, torch.from_numpy(candidates), answer, target, logits, states
     )

@@ -5,7 +5,7 @@ with free ones any network fits any algorithm (2507.08802).
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,13 +19,20 @@ from hiddenscope.states import States
 from hiddenscope.states.arrays import Floats, Ints
 
 # Steps of learning, and how far the first and the last turn the subspace, in radians.
-STEPS = 24
-ANGLES = 0.3, 0.02
+STEPS = 16
+ANGLES = 0.15, 0.01
 MOMENTUM = 0.8
 # What the answers read are the directions with this share of the energy of gradients.
 READ = 0.9
 # A smaller part of a direction is rounding.
 ROUNDING = 1e-6
+
+
+class Place(NamedTuple):
+    """A site, and a position in every prompt."""
+
+    site: Site
+    positions: Ints
 
 
 class Prompts(NamedTuple):
@@ -45,29 +52,30 @@ class Prompts(NamedTuple):
     logits: Tensor
     states: States
 
-    def rows(self, site: Site, positions: Ints) -> Tensor:
-        """Return the states [prompt, width] at one token of each prompt."""
-        firsts = [self.states.tokens.rows(text).start for text in range(len(positions))]
-        return self.states[site][positions + np.array(firsts)].double().cpu()
+    def rows(self, place: Place) -> Tensor:
+        """Return the states [prompt, width] at a place."""
+        starts = np.cumsum([0, *self.inputs.lengths[:-1]])
+        return self.states[place.site][starts + place.positions].double().cpu()
 
-    def hits(self, site: Site, positions: Ints, values: Tensor) -> Floats:
+    def hits(self, place: Place, values: Tensor) -> Floats:
         """Put values [prompt, width] in place, and return which counterfactuals are
         above all other candidates.
         """
         hits = np.zeros(len(self.inputs))
         everything = range(len(self.inputs))
-        for numbers, logits, _ in self._passes(site, positions, values, everything):
+        for numbers, logits, _ in self._passes(place, values, everything):
             hits[numbers] = first_places(logits, self.target[numbers])
         return hits
 
     def gradients(
-        self, site: Site, positions: Ints, values: Tensor, selected: Sequence[int]
+        self, place: Place, values: Tensor, selected: Sequence[int]
     ) -> tuple[Tensor, float]:
         """Return the gradients of the losses of some prompts with values in place, and
         the mean loss.
         """
         gradients, total = torch.zeros_like(values), 0.0
-        passes = self._passes(site, positions, values, selected, grad=True)
+        site, positions = place
+        passes = self._passes(place, values, selected, grad=True)
         for numbers, logits, leaf in passes:
             target = self.target[numbers].to(logits.device)
             with torch.enable_grad():
@@ -84,18 +92,13 @@ class Prompts(NamedTuple):
         return gradients[selected], total / len(selected)
 
     def _passes(
-        self,
-        site: Site,
-        positions: Ints,
-        values: Tensor,
-        selected: Sequence[int],
-        *,
-        grad: bool = False,
+        self, place: Place, values: Tensor, selected: Sequence[int], grad: bool = False
     ) -> Iterator[tuple[list[int], Tensor, Tensor]]:
         """Yield prompts, their logits of the candidates, and where gradients end: the
         values, or the states [prompt, token, width] that they are in.
         """
-        model, states = self.model, self.states
+        site, positions = place
+        model, tokens, states = self.model, self.states.tokens, self.states[site]
         inputs = self.inputs.some(selected)
         for texts, batch in inputs.batches(model, batch_tokens=batch_size(model)):
             numbers = [selected[text] for text in texts]
@@ -103,9 +106,7 @@ class Prompts(NamedTuple):
             leaf = values[numbers].to(model.device, model.dtype).requires_grad_(grad)
             if site.part:
 
-                def put(
-                    whole: Tensor, leaf: Tensor = leaf, at: object = places
-                ) -> Tensor:
+                def put(whole: Tensor, leaf: Tensor = leaf, at: Any = places) -> Tensor:
                     whole[at] = leaf
                     return whole
 
@@ -113,7 +114,7 @@ class Prompts(NamedTuple):
             else:
                 rows = []
                 for number, value in zip(numbers, leaf, strict=True):
-                    row = states[site][states.tokens.rows(number)].clone()
+                    row = states[tokens.rows(number)].clone()
                     row[positions[number]] = value.detach()
                     rows.append(row)
                 kept = (site,) if grad else ()
@@ -142,8 +143,7 @@ def exchanged(difference: Tensor, basis: Tensor) -> Tensor:
 
 def learn(
     prompts: Prompts,
-    site: Site,
-    positions: Ints,
+    place: Place,
     difference: Tensor,
     selected: Sequence[int],
     rank: int,
@@ -156,9 +156,9 @@ def learn(
     g·P d over pairs, with the gradient g, the difference d and the projection P. Then
     it turns down the gradient, by smaller and smaller angles; the best one is returned.
     """
-    base = prompts.rows(site, positions)
+    base = prompts.rows(place)
     difference = difference[selected]
-    gradient, _ = prompts.gradients(site, positions, base, selected)
+    gradient, _ = prompts.gradients(place, base, selected)
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn(rank, base.shape[1], generator=generator, dtype=base.dtype)
     # All that matters lies in this span, which is narrower than states where pairs
@@ -172,17 +172,18 @@ def learn(
         along = difference @ basis.T
         values = base.clone()
         values[selected] += along @ basis
-        gradient, loss = prompts.gradients(site, positions, values, selected)
+        gradient, loss = prompts.gradients(place, values, selected)
         if loss < least:
             best, least = basis, loss
         slope = along.T @ gradient + (gradient @ basis.T).T @ difference
         tangent = slope - exchanged(slope, basis)
         momentum = MOMENTUM * momentum + tangent / tangent.norm().clamp_min(1e-30)
-        step = momentum / momentum.norm().clamp_min(1e-30)
+        turned = basis - angle * momentum
         # The nearest orthonormal rows.
-        left, _, right = torch.linalg.svd(basis - angle * step, full_matrices=False)
+        left, _, right = torch.linalg.svd(turned, full_matrices=False)
         basis = left @ right
-    return best
+    found: Tensor = best
+    return found
 
 
 def read_part(basis: Tensor, gradients: Tensor) -> Tensor:
@@ -191,10 +192,11 @@ def read_part(basis: Tensor, gradients: Tensor) -> Tensor:
     >>> read_part(torch.eye(3)[:1] + torch.eye(3)[2:], torch.eye(3)[:2])
     tensor([[1., 0., 0.]])
     """
-    rows = gradients / gradients.norm(dim=1, keepdim=True).clamp_min(1e-30)
+    rows = torch.nn.functional.normalize(gradients)
     _, sizes, directions = torch.linalg.svd(rows, full_matrices=False)
     energy = sizes.square().cumsum(0)
     count = int((energy < READ * energy[-1]).sum()) + 1
     inside = exchanged(basis, directions[:count])
     _, sizes, rows = torch.linalg.svd(inside, full_matrices=False)
-    return rows[sizes > ROUNDING]
+    read: Tensor = rows[sizes > ROUNDING]
+    return read
