@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hiddenscope.model import Model
+from hiddenscope.modules import autograd
 from hiddenscope.passes import Inputs, edit, resume
 from hiddenscope.passes.losses import batch_size
 from hiddenscope.sites import Site
@@ -78,7 +79,7 @@ class Prompts(NamedTuple):
         passes = self._passes(place, values, selected, grad=True)
         for numbers, logits, leaf in passes:
             target = self.target[numbers].to(logits.device)
-            with torch.enable_grad():
+            with autograd.restored(), torch.enable_grad():
                 loss = torch.nn.functional.cross_entropy(
                     logits, target, reduction="sum"
                 )
@@ -124,7 +125,7 @@ class Prompts(NamedTuple):
             assert run.logits is not None
             starts = np.cumsum([0, *batch.lengths[:-1]])
             columns = self.candidates.to(run.logits.device)
-            with torch.set_grad_enabled(grad):
+            with autograd.restored(), torch.set_grad_enabled(grad):
                 logits = run.logits[starts + self.at[numbers]][:, columns].double()
             yield numbers, logits, leaf
 
