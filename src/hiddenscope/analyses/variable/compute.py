@@ -224,39 +224,37 @@ def _look(trial: Trial, place: Place) -> Looked | None:
     bases = trial.bases(place, difference)
     moved = trial.moved(difference, bases)
     read = []
+    shares = []
     for fold, basis in enumerate(bases):
-        # Where a dormant pathway may have been woken, too.
         others = np.flatnonzero(trial.folds != fold).tolist()
-        gradients = []
-        for values in (base, base + exchanged(difference, basis)):
-            gradients.append(prompts.gradients(place, values, others)[0])
-        read.append(read_part(basis, torch.cat(gradients)))
-    generator = torch.Generator().manual_seed(trial.seed)
+        gradients, _ = prompts.gradients(place, base, others)
+        # Where a dormant pathway would be awake.
+        after = base + exchanged(difference, basis)
+        awake, _ = prompts.gradients(place, after, others)
+        part = read_part(basis, torch.cat([gradients, awake]))
+        read.append(part)
+        shares.append(float((basis @ part.T).square().sum()) / len(basis))
     shifts = {
         "learned": moved,
         "whole": difference,
         "mismatched": trial.moved(source[trial.wrong] - base, bases),
         "read": trial.moved(difference, read),
     }
-    for draw in range(DRAWS):
-        drawn = torch.randn(bases[0].shape, generator=generator, dtype=base.dtype)
-        along = exchanged(difference, torch.linalg.qr(drawn.T)[0].T)
-        scale = moved.norm(dim=1) / along.norm(dim=1).clamp_min(1e-30)
-        shifts[f"draw {draw}"] = scale[:, None] * along
     hits = {"unchanged": first_places(prompts.logits, prompts.target)}
     for name, shift in shifts.items():
         hits[name] = prompts.hits(place, base + shift)
-    draws = [hits.pop(f"draw {draw}") for draw in range(DRAWS)]
+    generator = torch.Generator().manual_seed(trial.seed)
+    draws = []
+    for _ in range(DRAWS):
+        drawn = torch.randn(bases[0].T.shape, generator=generator, dtype=base.dtype)
+        rows = torch.linalg.qr(drawn)[0].T
+        along = exchanged(difference, rows)
+        scale = moved.norm(dim=1) / along.norm(dim=1).clamp_min(1e-30)
+        draws.append(prompts.hits(place, base + scale[:, None] * along))
     hits["random"] = np.mean(draws, axis=0)
     # The directions that the subspaces of both folds have most in common.
     basis = torch.linalg.svd(torch.cat(bases))[2][: len(bases[0])]
-    unread = 1 - np.mean([_overlap(*pair) for pair in zip(bases, read, strict=True)])
-    return Looked(hits, basis, float(unread))
-
-
-def _overlap(basis: Tensor, read: Tensor) -> float:
-    """Return the share of a subspace that lies in another."""
-    return float((basis @ read.T).square().sum()) / len(basis)
+    return Looked(hits, basis, 1 - float(np.mean(shares)))
 
 
 def _judged(
@@ -268,7 +266,7 @@ def _judged(
     flipped.
     """
     places = []
-    columns = []
+    columns: list[Floats] = []
     for cell, (hits, _, _) in looked.items():
         gaps = {
             "whole": asked * (hits["learned"] - hits["whole"]),
@@ -277,13 +275,13 @@ def _judged(
         for name in WORSE:
             if name in hits:
                 gaps[name] = hits["learned"] - hits[name]
-        for name, gap in gaps.items():
-            places.append((cell, name))
-            columns.append(gap)
+        places += [(cell, name) for name in gaps]
+        columns += gaps.values()
     failed: dict[Cell, list[str]] = {cell: [] for cell in looked}
     if columns:
         sums = group_sums(np.stack(columns, 1), groups)
-        p_values = corrected_sign_flip_p(sums / np.bincount(groups)[:, None])
+        sizes = np.bincount(groups)
+        p_values = corrected_sign_flip_p(sums / sizes[:, None])
         for (cell, name), p in zip(places, p_values, strict=True):
             # The whole must not do worse, and all others must.
             if (p <= LEVEL) == (name == "whole"):
@@ -372,19 +370,21 @@ def _sites(
         if rank > width:
             reason = f"the rank is {rank}, and {site} is {width} wide"
             raise SiteError(PROBLEM, reason, "Give a lower rank.")
-        if site.index is not None or site.part == "mid":
-            reason = f"gradients at {site} are not those of what is put there"
-            remedy = "Give layers, attn, attn.z, mlp or mlp.neurons."
-            raise SiteError(PROBLEM, reason, remedy)
         try:
             plan(model.anatomy, {site: lambda states: states})
-            selected.append(site)
         except SiteError:
             left_out.append(site)
-    if left_out:
-        notes.append(f"{summarise(left_out)} cannot be changed and was left out.")
+            continue
+        # Gradients there are not those of what is put in place.
+        if site.index is not None or site.part == "mid":
+            left_out.append(site)
+        else:
+            selected.append(site)
     if not selected:
-        raise SiteError(PROBLEM, "no site can be changed", "Name others, as layer.2.")
+        remedy = "Give layers, attn, attn.z, mlp or mlp.neurons."
+        raise SiteError(PROBLEM, "no such site can be exchanged", remedy)
+    if left_out:
+        notes.append(f"{summarise(left_out)} cannot be exchanged and was left out.")
     return tuple(selected)
 
 
@@ -419,13 +419,14 @@ def _columns(
     for token in tokens or ():
         columns[f"token {token}"] = [token] * len(encoded)
     if tokens is None:
-        columns = {"the differing token": [], "the last token": []}
+        differing = []
         for pair in encoded:
             base, source = map(np.array, pair.inputs.ids)
-            columns["the differing token"].append(np.flatnonzero(base != source)[-1])
-            columns["the last token"].append(pair.at[0])
-        if columns["the differing token"] == columns["the last token"]:
-            del columns["the differing token"]
+            differing.append(np.flatnonzero(base != source)[-1])
+        last = [pair.at[0] for pair in encoded]
+        if differing != last:
+            columns["the differing token"] = differing
+        columns["the last token"] = last
     lengths = np.array([pair.inputs.lengths[0] for pair in encoded])
     positions = {}
     for name, column in columns.items():
@@ -443,10 +444,10 @@ def _check_told_apart(trial: Trial) -> None:
     """Refuse pairs of which base and source prefer the answers alike."""
     base = trial.base
     change = trial.source.logits - base.logits
-    gaps = change.gather(1, base.target[:, None]) - change.gather(
-        1, base.answer[:, None]
-    )
-    rounding = logits_tolerance(base.model) * float(base.logits.abs().max())
+    pairs = torch.arange(len(change))
+    gaps = change[pairs, base.target] - change[pairs, base.answer]
+    largest = float(base.logits.abs().max())
+    rounding = logits_tolerance(base.model) * largest
     if float(gaps.abs().max()) <= rounding:
         reason = "base and source prefer the answers alike, within rounding"
         raise TextError(PROBLEM, reason, "Give prompts that tell them apart.")

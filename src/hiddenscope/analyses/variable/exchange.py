@@ -132,8 +132,9 @@ class Prompts(NamedTuple):
 
 def first_places(logits: Tensor, target: Tensor) -> Floats:
     """Return 1.0 where the target's logit is above all others, and 0.0 elsewhere."""
-    own = logits.cpu().gather(1, target[:, None])
-    firsts: Floats = ((logits.cpu() >= own).sum(1) == 1).double().numpy()
+    logits = logits.cpu()
+    above = (logits >= logits.gather(1, target[:, None])).sum(1)
+    firsts: Floats = (above == 1).double().numpy()
     return firsts
 
 
@@ -166,7 +167,8 @@ def learn(
     # are few.
     span = torch.linalg.qr(torch.cat([difference, gradient, drawn]).T)[0]
     product = (difference @ span).T @ (gradient @ span)
-    basis = (span @ torch.linalg.eigh(product + product.T)[1][:, :rank]).T
+    _, vectors = torch.linalg.eigh(product + product.T)
+    basis = (span @ vectors[:, :rank]).T
     best, least = basis, float("inf")
     momentum = torch.zeros_like(basis)
     for angle in np.geomspace(*ANGLES, STEPS):
@@ -176,7 +178,8 @@ def learn(
         gradient, loss = prompts.gradients(place, values, selected)
         if loss < least:
             best, least = basis, loss
-        slope = along.T @ gradient + (gradient @ basis.T).T @ difference
+        slope = along.T @ gradient
+        slope += (gradient @ basis.T).T @ difference
         tangent = slope - exchanged(slope, basis)
         momentum = MOMENTUM * momentum + tangent / tangent.norm().clamp_min(1e-30)
         turned = basis - angle * momentum

@@ -107,8 +107,6 @@ def _findings(report: VariableReport) -> Iterator[str]:
             " controls (sign flips of groups, p at most 0.05 for all of them together);"
             f" {cell.unread:.0%} of it is not read."
         )
-    if len(found) > MOST_NAMED:
-        yield f"So do {counted(len(found) - MOST_NAMED, 'other')} in the table."
     if not found:
         yield "No subspace survives the controls."
     for cell in report.cells[:MOST_NAMED]:
