@@ -135,6 +135,7 @@ def views() -> dict[str, Callable[[hs.Model], Sequence[View]]]:
         "patch.png": lambda _: saved("patch.nc"),
         "series.png": lambda _: views_of(training_run())[:2],
         "features.png": lambda model: views_of(drawn_features(model))[1:2],
+        "variable.png": lambda model: views_of(number_of_subject(model)),
         "graft.png": lambda model: views_of(broken_attention(model))[:1],
         "steer.png": lambda _: saved("steer.nc")[:1],
         "visibility.png": lambda _: saved("visibility.nc")[:2],
@@ -241,6 +242,19 @@ def broken_attention(model: hs.Model) -> hs.Result:
     for country, answer in ANSWERS.items():
         prompts.append((f"The capital of {country} is", answer))
     return hs.graft(model, donor, prompts, layers=5)
+
+
+def number_of_subject(model: hs.Model) -> hs.Result:
+    """Exchange the number of a subject, whose verb is " is" or " are"."""
+    nouns = ["boy", "girl", "dog", "car", "key", "book", "friend", "teacher"]
+    nouns += ["doctor", "door", "tree", "river"]
+    pairs = []
+    for place, noun in enumerate(nouns):
+        rest = f"near the {nouns[place - 5]}"
+        one, many = f"The {noun} {rest}", f"The {noun}s {rest}"
+        pairs.append(hs.Interchange(one, many, " is", " are"))
+        pairs.append(hs.Interchange(many, one, " are", " is"))
+    return hs.variable(model, pairs, sites="layer.3,layer.15,layer.27")
 
 
 def drawn_features(model: hs.Model) -> hs.Result:

@@ -157,6 +157,58 @@ def patch_noise(generator: np.random.Generator) -> hs.Result:
     )
 
 
+def exchanges(count: int) -> list[hs.Interchange]:
+    """Pairs of which the last token but one and the last differ."""
+    answers = (11, 12, 13)
+    pairs = []
+    for k in range(count):
+        base, source = [40 + k, 6, 7], [40 + k, 8, 9]
+        answer, other = answers[k % 3], answers[(k + 1) % 3]
+        pairs.append(hs.Interchange(base, source, answer, other, at=-1))
+    return pairs
+
+
+def signed_model() -> hs.Model:
+    """A model in which the first number of the last token's embedding decides, by its
+    sign, between the answers 11 and 12.
+    """
+    module: Any = tiny_model("llama", layers=2)
+    with torch.no_grad():
+        for block in module.model.layers:
+            block.self_attn.o_proj.weight.mul_(1e-3)
+            block.mlp.down_proj.weight.mul_(1e-3)
+        embeddings = module.model.embed_tokens.weight
+        generator = torch.Generator().manual_seed(0)
+        embeddings[20:60] = torch.randn(40, 64, generator=generator)
+        embeddings[20:60:2, 0], embeddings[21:60:2, 0] = 3, -3
+        module.lm_head.weight[[11, 12]] = 0
+        module.lm_head.weight[11, 0], module.lm_head.weight[12, 0] = 1, -1
+    return hs.load((module, tiny_tokenizer()))
+
+
+def signed_pairs(count: int, seed: int = 0) -> list[hs.Interchange]:
+    """Pairs whose last tokens have different signs, in both directions."""
+    random = np.random.default_rng(seed)
+    pairs = []
+    for k in range(count):
+        signs = [k % 2, 1 - k % 2]
+        last = [20 + 2 * int(random.integers(20)) + sign for sign in signs]
+        filler = random.choice(30, 2, replace=False) + 60
+        base, source = ([int(f), t] for f, t in zip(filler, last, strict=True))
+        pairs.append(hs.Interchange(base, source, 11 + signs[0], 11 + signs[1], *signs))
+    return pairs
+
+
+def variable_noise(generator: np.random.Generator) -> hs.Result:
+    """Counterfactuals that are any of three answers, whatever the source is."""
+    pairs = []
+    for _ in range(10):
+        base, source = generator.integers(20, 90, (2, 3)).tolist()
+        answer, other = generator.choice([11, 12, 13], 2, replace=False).tolist()
+        pairs.append(hs.Interchange(base, source, answer, other))
+    return hs.variable(random_model(2), pairs, sites="layer.1", tokens=[-1])
+
+
 def drift_noise(generator: np.random.Generator, factor: float = 1.0) -> hs.Result:
     """A model against itself with another attention kernel, which rounds differently;
     or with a weight that is off.

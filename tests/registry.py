@@ -26,6 +26,7 @@ from tests.planted import (
     compare_noise,
     drift_noise,
     examples_of,
+    exchanges,
     feature_noise,
     features_of_states,
     flips,
@@ -37,8 +38,11 @@ from tests.planted import (
     random_model,
     random_states,
     random_texts,
+    signed_model,
+    signed_pairs,
     steer_noise,
     steered_far,
+    variable_noise,
     with_idle_block,
 )
 
@@ -445,6 +449,23 @@ ENTRIES: dict[str, Entry] = {
                 random_model(3), hs.Contrast("the mat sat", "the hat sat", "a", "e")
             ),
             "the token that differs, restores at least half of the logit difference at layer\\.0",
+        ),
+    ),
+    "variable": Entry(
+        ask=lambda model: hs.variable(
+            model, exchanges(4), sites="layer.1", tokens=[-1]
+        ),
+        results=(
+            lambda: hs.variable(signed_model(), signed_pairs(16), sites="layer.*"),
+            lambda: hs.variable(tiny("bert"), exchanges(6), sites="layer.1.mlp"),
+            lambda: hs.variable(
+                tiny("llama"), exchanges(6), sites="layer.1", subspace="pca", rank=2
+            ),
+        ),
+        noise=variable_noise,
+        planted=(
+            lambda: hs.variable(signed_model(), signed_pairs(16), sites="layer.1"),
+            "A subspace of rank 1 holds the variable in layer\\.1 at the last token",
         ),
     ),
     "graft": Entry(

@@ -22,6 +22,7 @@ from labs.calibrate import (
     probe,
     profile,
     project,
+    variable,
     visibility,
 )
 from labs.calibrate.trials import Row, Share, Study
@@ -43,6 +44,7 @@ STUDIES = (
     examples.STUDY,
     monitor.STUDY,
     features.STUDY,
+    variable.STUDY,
 )  # another analysis is one more line here
 INTRODUCTION = """\
 # How far intervals and tests can be trusted

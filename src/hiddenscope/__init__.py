@@ -44,9 +44,11 @@ if TYPE_CHECKING:
     from hiddenscope.analyses.project.pictures import Pictures as Pictures
     from hiddenscope.analyses.search import search as search
     from hiddenscope.analyses.steer import steer as steer
+    from hiddenscope.analyses.variable import variable as variable
     from hiddenscope.analyses.visibility import visibility as visibility
     from hiddenscope.analyses.visibility.sampling import Sampling as Sampling
     from hiddenscope.causes.contrast import Contrast as Contrast
+    from hiddenscope.causes.contrast import Interchange as Interchange
     from hiddenscope.directions.dictionary import Dictionary as Dictionary
     from hiddenscope.directions.direction import Direction as Direction
     from hiddenscope.directions.training import Training as Training

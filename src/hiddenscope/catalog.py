@@ -160,6 +160,13 @@ ANALYSES = (
         summary="Show how few edges carry an answer, beside random ones.",
     ),
     Analysis(
+        "variable",
+        "Which subspace of a state holds a variable?",
+        "change",
+        in_app=False,
+        heading="a variable in",
+    ),
+    Analysis(
         "graft",
         "What do the layers of another model of the same shape do in this one?",
         "change",
@@ -230,6 +237,7 @@ NAMES = {
     "Engine": "extract",
     "ExtractJob": "extract",
     "Inputs": "passes.inputs",
+    "Interchange": "causes.contrast",
     "Lens": "analyses.lens.fitted",
     "Member": "series.member",
     "Model": "model",
@@ -270,6 +278,7 @@ PROVISIONAL = {
     "Corpus": "belongs to `ExtractJob`",
     "Engine": "another cluster may need another protocol",
     "ExtractJob": "the parts of a job were named for one engine and Ray alone",
+    "Interchange": "belongs to `variable`",
     "Lens": "a fitted lens may be saved in another layout",
     "Member": "belongs to `series`",
     "Pictures": "other methods of projection may need other options",
@@ -285,6 +294,7 @@ PROVISIONAL = {
     "series": "it has been tried on few families of models",
     "steer": "its measures of cost have been tried on few models",
     "story": "the parts of a page of several results may get other names",
+    "variable": "it is new, and has been tried on few models",
     "visibility": "its averages over many texts are young",
 }
 """Public names and commands that may change in any version, and why. Every other name

@@ -72,6 +72,7 @@ CLAIMS = {
     "probe": r"^Better than guessing",
     "examples": r"^It prefers\b",
     "graft": r"\bthey differ by\b|\braises the loss (more|less)\b",
+    "variable": r"holds the variable",
     "drift": r"^Drift: the two first differ at\b",
     # Heads of random weights do read some tokens more than others.
     "attention": r"\bmore than half of the weight\b|\bwithout repetition \(p at",
@@ -157,6 +158,7 @@ def test_the_law_sees_a_sentence_that_compares_without_a_test() -> None:
     [
         ("graft", 300),
         ("examples", 40),
+        pytest.param("variable", 20, marks=pytest.mark.slow),
         pytest.param("project", 40, marks=pytest.mark.slow),
         pytest.param("probe", 30, marks=pytest.mark.slow),
         pytest.param("drift", 10, marks=pytest.mark.slow),

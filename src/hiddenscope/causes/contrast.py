@@ -1,18 +1,19 @@
-"""Contrasts: a clean and a corrupt prompt, and the answers that tell them apart."""
+"""Contrasts and interchanges: two prompts, and the answers that tell them apart."""
 
+import csv
+import json
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeAlias
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 from hiddenscope.arguments import checked
-from hiddenscope.errors import TextError
+from hiddenscope.errors import FileError, TextError
 from hiddenscope.interface import ask, declared, readable
 from hiddenscope.results.report import frozen
 
 Prompt: TypeAlias = str | Sequence[int]
 Answer: TypeAlias = str | int
-
-PROBLEM = "Cannot use this contrast"
 
 
 @frozen
@@ -97,66 +98,145 @@ class Contrast:
         ),
     ] = None
     group: Hashable | None = None
+    problem: ClassVar[str] = "Cannot use this contrast"
 
     def __post_init__(self) -> None:
-        for name in ("clean", "corrupt", "targets"):
-            prompt: Any = getattr(self, name)
-            if prompt is None or isinstance(prompt, str):
-                continue
-            # A list, a tuple, an array or a tensor.
-            ids = prompt.tolist() if hasattr(prompt, "tolist") else prompt
-            if not isinstance(ids, list | tuple) or not set(map(type, ids)) <= {int}:
-                raise TextError(
-                    f"{name} must be one prompt",
-                    f"got {type(prompt).__name__}",
-                    "Give a string or a list of token ids.",
-                )
-            object.__setattr__(self, name, tuple(ids))
-        if isinstance(self.clean, str) != isinstance(self.corrupt, str):
-            raise TextError(
-                PROBLEM,
-                "one prompt is a string and the other token ids",
-                "Give two of the same kind.",
-            )
-        if self.clean == self.corrupt:
-            raise TextError(
-                PROBLEM,
-                "both prompts are the same",
-                "Give two that differ in what matters.",
-            )
-        for name in ("answer", "other"):
-            answer = getattr(self, name)
-            if isinstance(answer, bool) or not isinstance(answer, str | int):
-                raise TextError(
-                    f"{name} must be one token",
-                    f"got {type(answer).__name__}",
-                    "Give a string or an id.",
-                )
+        _check(self, ("clean", "corrupt", "targets"), ("answer", "other"))
         if self.answer == self.other:
             raise TextError(
-                PROBLEM,
+                self.problem,
                 f"both answers are {self.answer!r}",
                 "Give two different tokens.",
             )
-        if self.at is not None and (
-            isinstance(self.at, bool) or not isinstance(self.at, int)
-        ):
-            raise TextError(
-                "at must be a position",
-                f"got {self.at!r}",
-                "Give an integer, -1 for the last token.",
-            )
-        try:
-            hash(self.group)
-        except TypeError as error:
+
+
+@checked
+@dataclass(frozen=True)
+class Interchange:
+    """Two prompts, and what follows if one variable alone is exchanged between them.
+
+    The model continues `base` with `answer`. If the variable took the value that it has
+    in `source`, and all else stayed, `counterfactual` would follow: where other things
+    differ too, that need not be what `source` itself is continued with. `value` and
+    `source_value` name the values; where they are equal, so are both answers. Prompts,
+    answers, `at` and `group` are as in a `Contrast`: pairs of one group, such as a
+    template, are never split between those that are learned from and those that are
+    held out.
+
+    >>> france, germany = "The capital of France is", "The capital of Germany is"
+    >>> Interchange(france, germany, " Paris", " Berlin").counterfactual
+    ' Berlin'
+    """
+
+    base: Prompt
+    source: Prompt
+    answer: Answer
+    counterfactual: Answer
+    value: Hashable | None = None
+    source_value: Hashable | None = None
+    group: Hashable | None = None
+    at: int | None = None
+    problem: ClassVar[str] = "Cannot use this pair"
+    targets: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        _check(self, ("base", "source"), ("answer", "counterfactual"))
+        same = self.value is not None and self.value == self.source_value
+        if same and self.answer != self.counterfactual:
             reason = (
-                f"got {type(self.group).__name__}, which cannot be told from others"
+                f"the variable is {self.value!r:.40} in both, and the answers differ"
             )
+            raise TextError(self.problem, reason, "Correct the values or the answers.")
+
+    @property
+    def clean(self) -> Prompt:
+        """Return the prompt whose run is changed."""
+        return self.base
+
+    @property
+    def corrupt(self) -> Prompt:
+        """Return the prompt that states are taken from."""
+        return self.source
+
+    @property
+    def other(self) -> Answer:
+        """Return the answer that follows if the variable is exchanged."""
+        return self.counterfactual
+
+
+def read_interchanges(path: str) -> list[Interchange]:
+    """Read pairs from a .jsonl or .csv file, whose columns are the fields."""
+    try:
+        with Path(path).open(encoding="utf-8", newline="") as lines:
+            if path.endswith(".jsonl"):
+                rows = [dict(json.loads(line)) for line in lines if line.strip()]
+            else:
+                rows = [*csv.DictReader(lines)]
+    except (OSError, ValueError, TypeError, csv.Error) as error:
+        problem = f"Cannot read pairs from {path[:80]!a}"
+        remedy = "Give a .jsonl or .csv file with base, source, answer, counterfactual."
+        raise FileError(problem, f"{error}"[:120], remedy) from error
+    pairs = []
+    for row in rows:
+        # An empty field of a table was not given.
+        fields = {str(name): value for name, value in row.items() if value != ""}
+        pairs.append(Interchange(**fields))
+    return pairs
+
+
+def _check(pair: Any, prompts: Sequence[str], answers: Sequence[str]) -> None:
+    """Check what is said of two prompts, and keep ids as tuples."""
+    for name in prompts:
+        prompt: Any = getattr(pair, name)
+        if prompt is None or isinstance(prompt, str):
+            continue
+        # A list, a tuple, an array or a tensor.
+        ids = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+        if not isinstance(ids, list | tuple) or not set(map(type, ids)) <= {int}:
             raise TextError(
-                "group must name what belongs together",
-                reason,
-                "Give a string or a number.",
-            ) from error
+                f"{name} must be one prompt",
+                f"got {type(prompt).__name__}",
+                "Give a string or a list of token ids.",
+            )
+        object.__setattr__(pair, name, tuple(ids))
+    first, second = (getattr(pair, name) for name in prompts[:2])
+    if isinstance(first, str) != isinstance(second, str):
+        raise TextError(
+            pair.problem,
+            "one prompt is a string and the other token ids",
+            "Give two of the same kind.",
+        )
+    if first == second:
+        raise TextError(
+            pair.problem,
+            "both prompts are the same",
+            "Give two that differ in what matters.",
+        )
+    for name in answers:
+        answer = getattr(pair, name)
+        if isinstance(answer, bool) or not isinstance(answer, str | int):
+            raise TextError(
+                f"{name} must be one token",
+                f"got {type(answer).__name__}",
+                "Give a string or an id.",
+            )
+    if pair.at is not None and (
+        isinstance(pair.at, bool) or not isinstance(pair.at, int)
+    ):
+        raise TextError(
+            "at must be a position",
+            f"got {pair.at!r}",
+            "Give an integer, -1 for the last token.",
+        )
+    try:
+        hash(pair.group)
+    except TypeError as error:
+        reason = f"got {type(pair.group).__name__}, which cannot be told from others"
+        raise TextError(
+            "group must name what belongs together",
+            reason,
+            "Give a string or a number.",
+        ) from error
 
 
 CONTRASTS = ask(

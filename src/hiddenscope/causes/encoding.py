@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
-from hiddenscope.causes.contrast import PROBLEM, AnswerPair, Contrast
+from hiddenscope.causes.contrast import AnswerPair, Contrast, Interchange
 from hiddenscope.errors import PassError, TextError
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs, TokenColumns, in_columns, load_with_head
@@ -84,10 +84,7 @@ def ask_contrasts(
     *,
     one_form: bool = True,
 ) -> AskedContrasts:
-    """Encode the contrasts of a question; refuse a model without logits.
-
-    Contrasts of one named group, or of the same prompts, belong together.
-    """
+    """Encode the contrasts of a question; refuse a model without logits."""
     asked = [contrasts] if isinstance(contrasts, Contrast) else contrasts
     if (
         not isinstance(asked, list | tuple)
@@ -105,9 +102,19 @@ def ask_contrasts(
             "it has no head, and makes no logits",
             load_with_head(model),
         )
+    return encode_distinct(model, asked, one_form=one_form)
+
+
+def encode_distinct(
+    model: Model, pairs: Sequence[Contrast | Interchange], *, one_form: bool
+) -> AskedContrasts:
+    """Encode pairs of prompts, each once, and number their groups.
+
+    Those of one named group, or of the same prompts, belong together.
+    """
     # A copy says nothing new: the first of its kind stands for it.
     distinct: dict[Hashable, EncodedContrast] = {}
-    for encoded in encode_contrasts(model, asked, one_form=one_form):
+    for encoded in encode_contrasts(model, pairs, one_form=one_form):
         distinct.setdefault(encoded.key, encoded)
     encodings = list(distinct.values())
     names: list[Hashable] = []
@@ -117,11 +124,14 @@ def ask_contrasts(
         else:
             names.append(("group", encoded.group))
     groups = number_groups([encoded.prompts for encoded in encodings], names)
-    return AskedContrasts(encodings, groups, len(asked) - len(encodings))
+    return AskedContrasts(encodings, groups, len(pairs) - len(encodings))
 
 
 def encode_contrasts(
-    model: Model, contrasts: Sequence[Contrast], *, one_form: bool = True
+    model: Model,
+    contrasts: Sequence[Contrast | Interchange],
+    *,
+    one_form: bool = True,
 ) -> list[EncodedContrast]:
     """Encode the contrasts; refuse those that cannot be patched or averaged.
 
@@ -177,15 +187,20 @@ def encode_contrasts(
     return encoded
 
 
-def _encoded(model: Model, contrast: Contrast, inputs: Inputs) -> EncodedContrast:
-    prompts = {"clean": contrast.clean, "corrupt": contrast.corrupt}
-    for length, (name, prompt) in zip(inputs.lengths, prompts.items(), strict=True):
+def _encoded(
+    model: Model, contrast: Contrast | Interchange, inputs: Inputs
+) -> EncodedContrast:
+    prompts = contrast.clean, contrast.corrupt
+    for length, prompt in zip(inputs.lengths, prompts, strict=True):
         if length < 2:
-            reason = f"the {name} prompt {str(prompt)[:40]!r} has one token"
-            raise TextError(PROBLEM, reason, "Give prompts of two tokens or more.")
+            reason = f"the prompt {str(prompt)[:40]!r} has one token"
+            remedy = "Give prompts of two tokens or more."
+            raise TextError(contrast.problem, reason, remedy)
     if inputs.ids[0] == inputs.ids[1]:
         reason = "both prompts have the same tokens"
-        raise TextError(PROBLEM, reason, "Give two that differ in what matters.")
+        raise TextError(
+            contrast.problem, reason, "Give two that differ in what matters."
+        )
     stacks = (None,) if len(model.anatomy.stacks) == 1 else ("encoder", "decoder")
     answering = inputs.of(stacks[-1])
     masked = stacks == (None,) and not model.anatomy.stacks[-1].causal
@@ -202,9 +217,9 @@ def _encoded(model: Model, contrast: Contrast, inputs: Inputs) -> EncodedContras
         if not masked:
             answers = (contrast.answer, contrast.other)
             notes += notes_on_spaces(model.tokenizer, answers)
-    if answer == other:
+    if answer == other and contrast.answer != contrast.other:
         reason = f"both answers are the token {model.text_encoder.string(answer)!r}"
-        raise TextError(PROBLEM, reason, "Give two different tokens.")
+        raise TextError(contrast.problem, reason, "Give two different tokens.")
     columns = {stack: in_columns(*inputs.of(stack).ids) for stack in stacks}
     return EncodedContrast(
         inputs, columns, (at[0], at[1]), answer, other, tuple(notes), contrast.group

@@ -144,6 +144,7 @@ WITHOUT_TEXTS = {
     "probe",
     "graft",
     "series",
+    "variable",
 }
 # What stands beside the texts.
 BESIDE = {

@@ -53,6 +53,7 @@ RIGHT: dict[str, list[str]] = {
     "examples": [TEXT, "--direction", "layer.2.mlp.neuron.3"],
     "features": [TEXT, "--dictionary", "pca", "--site", "layer.2"],
     "patch": PATCH,
+    "variable": ["pairs.jsonl"],
     "graft": ["smollm2", "cities-incomplete"],
     "steer": [TEXT, *STEER],
     "embed": [TEXT],

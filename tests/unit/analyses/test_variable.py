@@ -1,0 +1,348 @@
+"""Variables: what is exchanged, what is learned, and what the controls expose."""
+
+import csv
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from typer.testing import CliRunner
+
+import hiddenscope as hs
+from hiddenscope.cli.main import app
+from hiddenscope.errors import (
+    ArgumentError,
+    Error,
+    FileError,
+    PassError,
+    SiteError,
+    StatesError,
+    TextError,
+)
+from hiddenscope.testing import tiny_model
+from tests.planted import exchanges, signed_model, signed_pairs, variable_noise
+from tests.unit.analyses.refused import check_refused
+
+Tiny = Callable[..., hs.Model]
+
+PAIRS = exchanges(6)
+WIDTH = 64
+
+
+@pytest.fixture(scope="module")
+def signed() -> hs.Model:
+    return signed_model()
+
+
+@pytest.fixture(scope="module")
+def planted(signed: hs.Model) -> hs.Result:
+    return hs.variable(signed, signed_pairs(16), sites="layer.1")
+
+
+def plain_hits(
+    model: hs.Model, pairs: list[hs.Interchange], block: int, token: int, basis: Tensor
+) -> list[bool]:
+    """Exchange a subspace by a forward hook of torch, one pair at a time."""
+    module: Any = model.module
+    candidates = sorted({int(a) for p in pairs for a in (p.answer, p.counterfactual)})
+    hits = []
+    for pair in pairs:
+        ids = [torch.tensor([list(prompt)]) for prompt in (pair.base, pair.source)]  # type: ignore[arg-type]
+        with torch.no_grad():
+            states = module(input_ids=ids[1], output_hidden_states=True).hidden_states
+        source = states[block][0, token].double()
+
+        def exchange(
+            part: Any, inputs: Any, output: Any, source: Tensor = source
+        ) -> Any:
+            state = output[0, token].double()
+            output[0, token] = state + (source - state) @ basis.T @ basis
+            return output
+
+        hook = module.model.layers[block - 1].register_forward_hook(exchange)
+        try:
+            with torch.no_grad():
+                logits = module(input_ids=ids[0]).logits[0, -1, candidates]
+        finally:
+            hook.remove()
+        hits.append(candidates[int(logits.argmax())] == pair.counterfactual)
+    return hits
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_the_accuracy_is_that_of_plain_hooks(tiny: Tiny, rank: int) -> None:
+    rows = np.random.default_rng(0).standard_normal((rank, WIDTH))
+    result = hs.variable(
+        tiny("llama"), PAIRS, sites="layer.2", tokens=[1, -1], subspace=rows
+    )
+    basis = torch.linalg.qr(torch.from_numpy(rows).T)[0].T
+    for column, token in enumerate((1, 2)):
+        hits = plain_hits(tiny("llama"), PAIRS, 2, token, basis)
+        assert float(result.data["learned"][0, column]) == pytest.approx(np.mean(hits))
+    assert (result.facts["subspace"], result.facts["rank"]) == ("given", rank)
+
+
+def test_the_whole_state_at_the_end_answers_as_the_source(tiny: Tiny) -> None:
+    model = tiny("llama")
+    answered = []
+    for pair in PAIRS:
+        run = hs.record(model, [list(pair.source)], (), logits=True)  # type: ignore[arg-type]
+        assert run.logits is not None
+        answered.append([11, 12, 13][int(run.logits[-1, 11:14].argmax())])
+    # Half of the sources are given their own answer, and then the whole state hits.
+    pairs = []
+    for number, (pair, own) in enumerate(zip(PAIRS, answered, strict=True)):
+        other = own if number % 2 else 11 + (own - 10) % 3
+        pairs.append(replace(pair, answer=11 + (other - 10) % 3, counterfactual=other))
+    data = hs.variable(model, pairs, sites="layer.3", tokens=[-1]).data
+    assert float(data["whole"][0, 0]) == 0.5
+
+
+def test_a_subspace_of_full_rank_is_the_whole_state(tiny: Tiny) -> None:
+    result = hs.variable(tiny("llama"), PAIRS, sites="layer.1", rank=WIDTH)
+    assert np.array_equal(result.data["learned"], result.data["whole"])
+
+
+def test_what_is_planted_is_found_and_its_direction_too(planted: hs.Result) -> None:
+    (cell,) = planted.facts["cells"]
+    assert (cell["value"], cell["failed"]) == (1.0, [])
+    basis = planted.data["basis"].values[0, 0]
+    assert basis.shape == (1, WIDTH)
+    assert abs(basis[0, 0]) > 0.8
+    assert np.allclose(basis @ basis.T, np.eye(1))
+    for control in ("unchanged", "random", "mismatched", "shuffled", "reinitialised"):
+        assert float(planted.data[control][0, 0]) < cell["low"]
+    assert "survives all controls" in planted.summary()
+
+
+def test_a_basis_is_orthonormal_at_parts_of_any_width(tiny: Tiny) -> None:
+    sites = "layer.1,layer.2.mlp.neurons,layer.3.attn"
+    data = hs.variable(tiny("gpt2"), PAIRS, sites=sites, tokens=[-1], rank=3).data
+    assert data["basis"].sizes["width"] == 256
+    for basis in np.nan_to_num(data["basis"].values[:, 0]):
+        assert np.allclose(basis @ basis.T, np.eye(3), atol=1e-8)
+
+
+def dormant_model() -> hs.Model:
+    """The signed model, with a neuron that knows the sign and that nothing reads, and
+    one that is always zero and would turn the answer (Makelov et al. 2023).
+    """
+    module: Any = signed_model().module
+    mlp = module.model.layers[1].mlp
+    with torch.no_grad():
+        mlp.gate_proj.weight[:2] = mlp.up_proj.weight[:2] = 0
+        mlp.gate_proj.weight[0, 0], mlp.up_proj.weight[0, 0] = 2, 1
+        mlp.down_proj.weight[0, 1] = 8
+    return hs.load((module, None))
+
+
+def test_a_dormant_pathway_is_exposed() -> None:
+    pairs = signed_pairs(20)
+    result = hs.variable(dormant_model(), pairs, sites="layer.2.mlp.neurons")
+    (cell,) = result.facts["cells"]
+    # Exchanging both neurons as one direction turns answers, and is no finding.
+    assert cell["value"] > 0.6
+    assert {"whole", "read"} <= set(cell["failed"])
+    assert cell["unread"] == pytest.approx(0.5, abs=0.1)
+    assert "as in a dormant pathway" in result.summary()
+    assert "holds the variable" not in result.summary()
+    rows = np.zeros((1, WIDTH))
+    rows[0, :2] = 1
+    given = hs.variable(
+        dormant_model(), pairs, sites="layer.2.mlp.neurons", subspace=rows
+    )
+    (cell,) = given.facts["cells"]
+    assert cell["value"] > 0.6 and {"whole", "read"} <= set(cell["failed"])
+
+
+def test_one_direction_of_exchange_needs_no_source(signed: hs.Model) -> None:
+    """A push toward one answer is no variable: any source gives it."""
+    pairs = [pair for pair in signed_pairs(24) if pair.value == 0]
+    (cell,) = hs.variable(signed, pairs, sites="layer.1").facts["cells"]
+    assert cell["value"] == 1.0
+    assert cell["failed"] == ["mismatched"]
+
+
+def test_labels_at_random_find_nothing() -> None:
+    for seed in range(3):
+        result = variable_noise(np.random.default_rng(seed))
+        assert all(cell["failed"] for cell in result.facts["cells"])
+        assert "No subspace survives the controls." in result.summary()
+
+
+def test_a_seed_decides_everything(signed: hs.Model) -> None:
+    few: Any = {"sites": "layer.1", "subspace": "learned"}
+    first, again = (hs.variable(signed, signed_pairs(4), **few) for _ in range(2))
+    assert first.data.equals(again.data)
+    assert first.facts == again.facts
+
+
+def test_nothing_of_the_module_is_changed(tiny: Tiny) -> None:
+    module = tiny_model("llama")
+    module.requires_grad_(requires_grad=True)
+    before = {name: weight.clone() for name, weight in module.named_parameters()}
+    with torch.inference_mode():
+        hs.variable((module, None), PAIRS, sites="layer.1,layer.2.mlp", tokens=[-1])
+    for name, weight in module.named_parameters():
+        assert torch.equal(weight, before[name])
+        assert weight.requires_grad and weight.grad is None
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bert", "mixtral"])
+def test_families(tiny: Tiny, family: str) -> None:
+    result = hs.variable(tiny(family), PAIRS, sites="layer.1,layer.2.mlp")
+    assert result.data.sizes == {"site": 2, "token": 1, "rank": 1, "width": WIDTH}
+    assert np.isfinite(result.data["learned"]).all()
+
+
+def test_sites_that_cannot_be_exchanged_are_left_out(tiny: Tiny) -> None:
+    result = hs.variable(tiny("llama"), PAIRS, sites="layer.1,layer.1.mid", tokens=[-1])
+    assert result.data["site"].values.tolist() == ["layer.1"]
+    note = "mid of some blocks cannot be exchanged and was left out."
+    assert result.facts["notes"] == [note]
+
+
+def test_prompts_of_several_lengths(tiny: Tiny) -> None:
+    longer = []
+    for pair in PAIRS[:3]:
+        base, source = [9, *pair.base], [9, *pair.source]
+        longer.append(replace(pair, base=base, source=source))
+    result = hs.variable(tiny("llama"), [*PAIRS, *longer], sites="layer.1", tokens=[-1])
+    assert result.facts["pairs"] == 9
+
+
+def test_copies_count_once_and_groups_stay_whole(signed: hs.Model) -> None:
+    pairs = signed_pairs(8)
+    once = hs.variable(signed, pairs, sites="layer.1")
+    twice = hs.variable(signed, pairs * 2, sites="layer.1")
+    assert np.allclose(once.data["basis"], twice.data["basis"])
+    assert twice.facts["pairs"] == 8
+    assert "copies" in twice.facts["notes"][0]
+    grouped = [replace(pair, group=k % 2) for k, pair in enumerate(pairs)]
+    facts = hs.variable(signed, grouped, sites="layer.1").facts
+    assert facts["groups"] == 2
+    # Two groups can show nothing.
+    assert facts["cells"][0]["value"] == 1.0 and facts["cells"][0]["failed"]
+
+
+def test_a_direction_and_principal_components(signed: hs.Model) -> None:
+    pairs = signed_pairs(8)
+    direction = hs.Direction.of(np.eye(WIDTH)[0])
+    rows = hs.variable(signed, pairs, sites="layer.1", subspace=np.eye(WIDTH)[0])
+    given = hs.variable(signed, pairs, sites="layer.1", subspace=direction)
+    assert given.data.equals(rows.data)
+    assert float(given.data["learned"][0, 0]) == 1.0
+    pca = hs.variable(signed, pairs, sites="layer.1", subspace="pca", rank=2)
+    assert pca.data["basis"].sizes["rank"] == 2
+
+
+def test_pairs_of_a_file(tmp_path: Path, tiny: Tiny) -> None:
+    model = tiny("llama")
+    pairs = []
+    for word, other in [("cat", "sat"), ("mat", "hat"), ("end", "his")]:
+        pairs.append(hs.Interchange(f"the {word} on", f"the {other} on", "a", "b"))
+    rows = []
+    for pair in pairs:
+        rows.append({k: v for k, v in asdict(pair).items() if v is not None})
+    table, lines = tmp_path / "pairs.csv", tmp_path / "pairs.jsonl"
+    with table.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, [*rows[0], "group"])
+        writer.writeheader()
+        writer.writerows(rows)
+    lines.write_text("\n".join(map(json.dumps, rows)))
+    options: Any = {"sites": "layer.1", "tokens": [-1]}
+    expected = hs.variable(model, pairs, **options)
+    for path in (table, lines):
+        assert hs.variable(model, str(path), **options).data.equals(expected.data)
+    lines.write_text("{not json")
+    with pytest.raises(FileError, match=r"base, source, answer, counterfactual"):
+        hs.variable(model, str(lines))
+    with pytest.raises(FileError, match="No such file"):
+        hs.variable(model, "nowhere.csv")
+    table.write_text("base,other\na b,c d\n")
+    with pytest.raises(ArgumentError, match="no parameter 'other'"):
+        hs.variable(model, str(table))
+
+
+def test_the_command_says_what_python_says(tmp_path: Path) -> None:
+    module = tiny_model("llama", layers=2)
+    module.save_pretrained(tmp_path / "model")
+    lines = [json.dumps({**asdict(pair), "base": pair.base}) for pair in PAIRS]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
+    words = ["variable", str(tmp_path / "pairs.jsonl"), "--sites", "layer.1", "--json"]
+    done = CliRunner().invoke(app, [*words, "--model", str(tmp_path / "model")])
+    assert done.exit_code == 0, done.stderr
+    expected = hs.variable((module, None), PAIRS, sites="layer.1")
+    assert json.loads(done.stdout)["facts"] == expected.facts
+
+
+# What is said, and the changed fields of the pairs or options of `variable`.
+REFUSED: dict[str, tuple[type[Error], dict[str, Any]]] = {
+    "both prompts are the same": (TextError, {"source": (40, 6, 7)}),
+    "has one token": (TextError, {"base": [7], "source": [8]}),
+    "one prompt is a string": (TextError, {"source": "The cat"}),
+    "source must be one prompt": (TextError, {"source": 5}),
+    "answer must be one token": (TextError, {"answer": 1.5}),
+    "the base has 3 tokens, the source 2": (TextError, {"source": [5, 6]}),
+    "the variable is 1 in both": (TextError, {"value": 1, "source_value": 1}),
+    "every counterfactual is the answer itself": (TextError, {"counterfactual": 11}),
+    "all pairs belong to one group": (TextError, {"group": "a"}),
+    "group must name what belongs together": (TextError, {"group": []}),
+    "at must be a position": (TextError, {"at": "last"}),
+    "pairs must be Interchanges": (TextError, {"pairs": [1]}),
+    "the rank is 65, and layer.1 is 64 wide": (SiteError, {"rank": 65}),
+    "layer.9": (SiteError, {"sites": "layer.9"}),
+    "no such site can be exchanged": (SiteError, {"sites": "layer.1.attn.head.*"}),
+    "have token 5": (TextError, {"tokens": [5]}),
+    "equal states at every site and token": (TextError, {"tokens": [0]}),
+    "the subspace is 3 wide": (StatesError, {"subspace": [1.0, 0, 0]}),
+    "depend on one another": (StatesError, {"subspace": np.zeros((2, WIDTH))}),
+    "subspace must be": (ArgumentError, {"subspace": "probe"}),
+    "rank must be an integer >= 1": (StatesError, {"rank": 0}),
+}
+
+
+def asked(model: Any, **given: Any) -> hs.Result:
+    options: dict[str, Any] = {"sites": "layer.1"}
+    for name in ("pairs", "sites", "tokens", "subspace", "rank"):
+        if name in given:
+            options[name] = given.pop(name)
+    pairs = options.pop("pairs", None)
+    if pairs is None:
+        few = [replace(pair, answer=11, counterfactual=12) for pair in PAIRS]
+        pairs = [replace(few[0], **given), *few[1:]]
+        if set(given) & {"counterfactual", "group"}:
+            pairs = [replace(pair, **given) for pair in few]
+    return hs.variable(model, pairs, **options)
+
+
+def test_bad_input_is_refused_in_one_sentence(tiny: Tiny) -> None:
+    for words, (kind, given) in REFUSED.items():
+        check_refused(kind, words, asked, tiny("llama"), **given)
+    check_refused(PassError, "an encoder and a decoder", asked, tiny("t5"))
+
+
+def test_answers_that_are_not_told_apart_are_refused() -> None:
+    module: Any = tiny_model("llama", layers=2)
+    with torch.no_grad():
+        module.lm_head.weight[12] = module.lm_head.weight[11]
+    pairs = [replace(pair, answer=11, counterfactual=12) for pair in PAIRS]
+    with pytest.raises(TextError, match="prefer the answers alike, within rounding"):
+        hs.variable((module, None), pairs, sites="layer.1")
+
+
+def test_random_weights_that_cannot_be_drawn_are_a_note(
+    signed: hs.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(model: hs.Model, seed: int) -> hs.Model:
+        raise StatesError("Cannot draw weights", "they are packed", "Unpack them.")
+
+    monkeypatch.setattr(hs.Model, "randomised", refuse)
+    result = hs.variable(signed, signed_pairs(12), sites="layer.1")
+    assert "Random weights were not tried: they are packed." in result.summary()
+    assert np.isnan(result.data["reinitialised"]).all()
