@@ -90,9 +90,8 @@ class _Rewired:
         rows = len(changed)
         self.stream = runs.base.states[Site(0)].expand(rows, -1, -1)
         self.away = runs.differences[: wiring.summed].repeat(rows, 1, 1, 1)
-        self.changed = torch.tensor(
-            changed[:, : wiring.summed], device=self.away.device
-        )
+        changed = (changed & wiring.possible)[:, : wiring.summed]
+        self.changed = torch.tensor(changed, device=self.away.device)
         self.place = {site: row for row, site in enumerate(wiring.writers)}
 
     def logits(self) -> Tensor:
