@@ -25,6 +25,7 @@ from tests.planted import (
     clouds,
     compare_noise,
     drift_noise,
+    edges_noise,
     examples_of,
     feature_noise,
     features_of_states,
@@ -32,6 +33,7 @@ from tests.planted import (
     massive,
     patch_noise,
     planted_head,
+    planted_path,
     previous_token_model,
     random_graft,
     random_model,
@@ -445,6 +447,34 @@ ENTRIES: dict[str, Entry] = {
                 random_model(3), hs.Contrast("the mat sat", "the hat sat", "a", "e")
             ),
             "the token that differs, restores at least half of the logit difference at layer\\.0",
+        ),
+    ),
+    "edges": Entry(
+        ask=lambda model: hs.edges(model, CONTRAST, exact=2, sample=2),
+        results=(
+            lambda: hs.edges(tiny("llama"), CONTRAST),
+            lambda: hs.edges(tiny("gptj"), CONTRAST, method="exact"),
+            lambda: hs.edges(tiny("llama"), CONTRAST, method="dropped", into="clean"),
+            lambda: hs.edges(
+                tiny("llama"),
+                [CONTRAST, hs.Contrast([5, 6, 8], [5, 9, 8], 11, 13)],
+                paths=["layer.1.mlp.neuron.7 > logits"],
+                exact=0,
+                sample=0,
+            ),
+        ),
+        request={
+            "contrasts": {
+                "clean": "The rest",
+                "corrupt": "The best",
+                "answer": "s",
+                "other": "t",
+            }
+        },
+        noise=edges_noise,
+        planted=(
+            planted_path,
+            "The strongest edges are layer\\.1\\.attn\\.head\\.2 to logits .*layer\\.2\\.mlp to logits",
         ),
     ),
     "graft": Entry(
