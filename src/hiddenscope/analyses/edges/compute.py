@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -153,7 +154,7 @@ def _named(wiring: Wiring, paths: Sequence[str]) -> Ints:
             _matching(wiring.writers, writer),
             _matching(wiring.readers, reader),
         ]
-        some = {(w, r) for w in matches[0] for r in matches[1] if wiring.possible[w, r]}
+        some = {edge for edge in product(*matches) if wiring.possible[edge]}
         if not some:
             reason = "no writer is named so"
             if not arrow:
