@@ -115,7 +115,7 @@ class _Rewired:
         Heads whose changed edges are the same in every row read the same.
         """
         numbers = self.wiring.columns(layer)
-        readers = [reader for kind in OPERANDS for reader in numbers[kind]]
+        readers = [*numbers["q"], *numbers["k"], *numbers["v"]]
         columns = self.changed[:, :, readers].flatten(0, 1)
         if not columns.any():
             return {}

@@ -195,7 +195,7 @@ def test_what_cannot_be_told_is_refused(tiny: Tiny, hanging: Hanging) -> None:
     for kind, words, changes in REFUSED:
         given = {"contrasts": CONTRAST, **changes}
         check_refused(kind, words, hs.edges, model, **given)
-    headless = hs.load((tiny_model("llama", task="base"), tiny_tokenizer()))
+    headless = tiny("llama", "base")
     check_refused(PassError, "it has no head", hs.edges, headless, CONTRAST)
     masked = replace(CONTRAST, at=-1)
     check_refused(PassError, "norms the sum", hs.edges, tiny("bert"), masked)
@@ -218,7 +218,7 @@ def test_an_interrupt_leaves_nothing(
             raise KeyboardInterrupt
         return forward(*args)
 
-    for call in range(1, 12):
+    for call in range(1, 12, 2):
         stop, calls = call, 0
         monkeypatch.setattr(part, "forward", interrupted)
         try:
@@ -231,9 +231,10 @@ def test_an_interrupt_leaves_nothing(
         assert torch.is_grad_enabled()
         assert model.lock.acquire(blocking=False)
         model.lock.release()
-    assert stopped > 5
+    assert stopped > 2
 
 
+@pytest.mark.slow
 def test_half_precision() -> None:
     """Many edges do exactly nothing there, which is no error of its own."""
     module = tiny_model("llama").to(torch.bfloat16)
@@ -308,6 +309,7 @@ def test_the_interval_of_the_error_holds_it(family: str, method: Any) -> None:
     assert held / 300 > 0.86
 
 
+@pytest.mark.slow
 def test_in_a_terminal(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     module: Any = tiny_model("llama")

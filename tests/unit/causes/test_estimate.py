@@ -63,7 +63,7 @@ def exact(effects: Effects) -> Floats:
     return found
 
 
-@pytest.mark.parametrize("into", ["corrupt", "clean"])
+@pytest.mark.parametrize("into", with_slow(["corrupt"], ["clean"]))
 @pytest.mark.parametrize("family", with_slow(FAST, SLOW))
 def test_an_exact_edge_is_a_run_with_that_edge_alone(
     tiny: Tiny, family: str, into: str
@@ -84,7 +84,7 @@ def test_an_exact_edge_is_a_run_with_that_edge_alone(
     assert np.abs(expected).max() > 0.1
 
 
-@pytest.mark.parametrize("family", HANDS)
+@pytest.mark.parametrize("family", with_slow(["llama"], ["gptj"]))
 def test_exact_edges_are_those_of_a_model_written_by_hand(family: str) -> None:
     module = HANDS[family]()
     effects = effects_of(hs.load((module, None)))
@@ -145,7 +145,7 @@ PASSES: dict[str, list[tuple[float, int | None]]] = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", with_slow(["integrated", "dropped"], ["gradient"]))
 def test_an_estimate_is_that_of_autograd_in_plain_pytorch(method: Any) -> None:
     module = grouped_llama()
     effects = effects_of(hs.load((module, None)))
@@ -265,7 +265,10 @@ def test_few_rows_at_a_time_are_all_rows(
 
 @pytest.mark.parametrize(
     ("method", "mode"),
-    [("integrated", torch.no_grad), ("dropped", torch.inference_mode)],
+    [
+        ("dropped", torch.inference_mode),
+        pytest.param("integrated", torch.no_grad, marks=pytest.mark.slow),
+    ],
 )
 def test_gradients_leave_nothing(method: Any, mode: Any, hanging: Hanging) -> None:
     module = tiny_model("llama")
@@ -285,6 +288,7 @@ def test_gradients_leave_nothing(method: Any, mode: Any, hanging: Hanging) -> No
     assert not any(weight.requires_grad for weight in module.parameters())
 
 
+@pytest.mark.slow
 def test_half_precision(tiny: Tiny) -> None:
     half = effects_of(hs.load((tiny_model("llama").to(torch.bfloat16), None)))
     full = effects_of(tiny("llama"))

@@ -51,7 +51,7 @@ def closely(logits: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(logits, expected, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("into", ["corrupt", "clean"])
+@pytest.mark.parametrize("into", with_slow(["corrupt"], ["clean"]))
 @pytest.mark.parametrize("family", with_slow(FAST, SLOW))
 def test_all_edges_give_the_other_run_and_none_the_run_itself(
     tiny: Tiny, family: str, into: str, hanging: Hanging
@@ -139,6 +139,7 @@ def test_blocks_that_do_not_give_the_runs_back_are_refused(tiny: Tiny) -> None:
         check_restored(model, stepper, wrong)
 
 
+@pytest.mark.slow
 def test_half_precision_is_held_to_its_own_rounding() -> None:
     model = hs.load((tiny_model("llama").to(torch.bfloat16), None))
     stepper, runs = prepared(model)
