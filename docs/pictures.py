@@ -133,6 +133,7 @@ def views() -> dict[str, Callable[[hs.Model], Sequence[View]]]:
         "attention.png": lambda model: views_of(late_attention(model))[:1],
         "contributions.png": lambda _: saved("contributions.nc")[:1],
         "patch.png": lambda _: saved("patch.nc"),
+        "edges.png": lambda model: views_of(hs.edges(model, CAPITALS))[:1],
         "series.png": lambda _: views_of(training_run())[:2],
         "features.png": lambda model: views_of(drawn_features(model))[1:2],
         "variable.png": lambda model: views_of(number_of_subject(model)),

@@ -209,6 +209,15 @@ def variable_noise(generator: np.random.Generator) -> hs.Result:
     return hs.variable(random_model(2), pairs, sites="layer.1", tokens=[-1])
 
 
+def edges_noise(generator: np.random.Generator) -> hs.Result:
+    """Edges for two tokens that mean nothing, between answers that mean nothing."""
+    word, other, *answers = generator.choice(np.arange(9, 99), 4, replace=False)
+    contrast = hs.Contrast(
+        [5, 6, int(word), 7], [5, 6, int(other), 7], *map(int, answers)
+    )
+    return hs.edges(random_model(3), contrast)
+
+
 def drift_noise(generator: np.random.Generator, factor: float = 1.0) -> hs.Result:
     """A model against itself with another attention kernel, which rounds differently;
     or with a weight that is off.
@@ -303,6 +312,29 @@ def planted_head() -> hs.Result:
         # Its values are such that the sum of them is above zero at the last token.
         attention.o_proj.weight[:, 32:48] += 3 * word[:, None]
     return hs.contributions((module, None), [5, 6, 7, 8], 11, 12)
+
+
+def one_path_model() -> Any:
+    """A llama in which head 2 of block 1 and the MLP of block 2 alone do something."""
+    module: Any = tiny_model("llama")
+    with torch.no_grad():
+        for layer, block in enumerate(module.model.layers, 1):
+            # A block that adds nothing at all is no block.
+            if layer != 2:
+                block.mlp.down_proj.weight.mul_(1e-4)
+            kept = torch.full((64,), 1e-4)
+            if layer == 1:
+                kept[32:48] = 4
+                # It reads all tokens alike.
+                block.self_attn.q_proj.weight[32:48] = 0
+            block.self_attn.o_proj.weight.mul_(kept)
+    return module
+
+
+def planted_path() -> hs.Result:
+    """Prompts that differ at a token that one head alone reads."""
+    contrast = hs.Contrast([7, 99, 31], [7, 45, 31], answer=60, other=70)
+    return hs.edges((one_path_model(), None), contrast)
 
 
 def previous_token_model() -> Any:

@@ -25,6 +25,7 @@ from tests.planted import (
     clouds,
     compare_noise,
     drift_noise,
+    edges_noise,
     examples_of,
     exchanges,
     feature_noise,
@@ -33,6 +34,7 @@ from tests.planted import (
     massive,
     patch_noise,
     planted_head,
+    planted_path,
     previous_token_model,
     random_graft,
     random_model,
@@ -466,6 +468,32 @@ ENTRIES: dict[str, Entry] = {
         planted=(
             lambda: hs.variable(signed_model(), signed_pairs(16), sites="layer.1"),
             "A subspace of rank 1 holds the variable in layer\\.1 at the last token",
+    "edges": Entry(
+        ask=lambda model: hs.edges(model, CONTRAST, exact=2, sample=2),
+        results=(
+            lambda: hs.edges(tiny("llama"), CONTRAST),
+            lambda: hs.edges(tiny("gptj"), CONTRAST, method="exact"),
+            lambda: hs.edges(tiny("llama"), CONTRAST, method="dropped", into="clean"),
+            lambda: hs.edges(
+                tiny("llama"),
+                [CONTRAST, hs.Contrast([5, 6, 8], [5, 9, 8], 11, 13)],
+                paths=["layer.1.mlp.neuron.7 > logits"],
+                exact=0,
+                sample=0,
+            ),
+        ),
+        request={
+            "contrasts": {
+                "clean": "The rest",
+                "corrupt": "The best",
+                "answer": "s",
+                "other": "t",
+            }
+        },
+        noise=edges_noise,
+        planted=(
+            planted_path,
+            "The strongest edges are layer\\.1\\.attn\\.head\\.2 to logits .*layer\\.2\\.mlp to logits",
         ),
     ),
     "graft": Entry(

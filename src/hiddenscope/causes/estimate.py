@@ -83,6 +83,9 @@ class Effects:
         possible = self.wiring.possible
         effects = np.where(possible, 0.0, np.nan)
         slopes = self._slopes(gradients)
+        span = self.measures.span
+        if gradients == "dropped":
+            span = abs(span)
         most = max(1, self.stepper.rows_at_a_time // len(OPERANDS))
         for layer, layout in enumerate(self.wiring.layouts, 1):
             readers = self.wiring.columns(layer)
@@ -111,7 +114,7 @@ class Effects:
                 for kind, values in parts.items():
                     values = values.abs() if gradients == "dropped" else values
                     own = np.ix_(some, np.array(readers[kind]))
-                    shares = values.mean(0).double().cpu().numpy() / self.measures.span
+                    shares = values.mean(0).double().cpu().numpy() / span
                     effects[own] = np.where(possible[own], shares, np.nan)
         effects[:, -1] = self.through_logits()
         return effects

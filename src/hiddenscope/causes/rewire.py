@@ -90,9 +90,8 @@ class _Rewired:
         rows = len(changed)
         self.stream = runs.base.states[Site(0)].expand(rows, -1, -1)
         self.away = runs.differences[: wiring.summed].repeat(rows, 1, 1, 1)
-        self.changed = torch.tensor(
-            changed[:, : wiring.summed], device=self.away.device
-        )
+        changed = (changed & wiring.possible)[:, : wiring.summed]
+        self.changed = torch.tensor(changed, device=self.away.device)
         self.place = {site: row for row, site in enumerate(wiring.writers)}
 
     def logits(self) -> Tensor:
@@ -116,7 +115,7 @@ class _Rewired:
         Heads whose changed edges are the same in every row read the same.
         """
         numbers = self.wiring.columns(layer)
-        readers = [reader for kind in OPERANDS for reader in numbers[kind]]
+        readers = [*numbers["q"], *numbers["k"], *numbers["v"]]
         columns = self.changed[:, :, readers].flatten(0, 1)
         if not columns.any():
             return {}

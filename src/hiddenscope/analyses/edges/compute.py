@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -54,6 +55,7 @@ def list_edges(
     """Return the effects of all edges, and the exact ones of some."""
     model = as_model(model)
     asked = ask_contrasts(model, contrasts, "tell the edges of", one_form=False)
+    paths = [paths] if isinstance(paths, str) else paths
     wiring = Wiring.of(model, _neurons(model, paths))
     named = _named(wiring, paths)
     if method == "exact":
@@ -84,6 +86,8 @@ def list_edges(
     known = slice(None) if method == "exact" else slice(-1, None)
     exactly[:, known] = values[..., known].mean(0)
     data = _dataset(wiring, values, exactly, asked)
+    # Means of absolute values say nothing of the sign.
+    compared = np.abs(exactly) if method == "dropped" else exactly
     logit_differences = [*runs.logit_differences.values()]
     clean, corrupt = np.mean(logit_differences, axis=0)
     report = EdgesReport(
@@ -99,7 +103,7 @@ def list_edges(
         readers=len(wiring.readers),
         edges=int(wiring.possible[: wiring.summed].sum()),
         strongest=strongest_edges(data),
-        error=_error(values.mean(0), exactly, drawn),
+        error=_error(values.mean(0), compared, drawn),
         sampled=len(drawn.edges),
         restored=restored,
         notes=[*dict.fromkeys(asked.notes())],
@@ -150,7 +154,7 @@ def _named(wiring: Wiring, paths: Sequence[str]) -> Ints:
             _matching(wiring.writers, writer),
             _matching(wiring.readers, reader),
         ]
-        some = {(w, r) for w in matches[0] for r in matches[1] if wiring.possible[w, r]}
+        some = {edge for edge in product(*matches) if wiring.possible[edge]}
         if not some:
             reason = "no writer is named so"
             if not arrow:
@@ -176,7 +180,7 @@ def _matching(parts: Sequence[object], pattern: str) -> list[int]:
     return numbers
 
 
-def _draw(effects: Floats, wiring: Wiring, count: int) -> Sample:
+def _draw(effects: Floats, wiring: Wiring, count: int, seed: int = 0) -> Sample:
     """Draw edges at random of those whose effect is estimated and not zero.
 
     Those into the logits are known, and those of neurons are among those of MLPs.
@@ -186,7 +190,7 @@ def _draw(effects: Floats, wiring: Wiring, count: int) -> Sample:
     if not count or not sizes.any():
         return Sample(np.empty((0, 2), dtype=int), np.empty(0))
     shares = (sizes / sizes.sum()).ravel()
-    drawn = np.random.default_rng(0).choice(len(shares), size=count, p=shares)
+    drawn = np.random.default_rng(seed).choice(len(shares), size=count, p=shares)
     edges = np.stack(np.unravel_index(drawn, effects.shape), axis=1)
     return Sample(edges, 1 / shares[drawn])
 
@@ -201,7 +205,9 @@ def _error(effects: Floats, exactly: Floats, drawn: Sample) -> Estimate | None:
     if not sizes.any():
         return None
     draws = np.arange(len(off))
-    return estimate(off[:, None], draws, sizes[:, None])[0]
+    # An edge that does nothing has no share of its own.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return estimate(off[:, None], draws, sizes[:, None])[0]
 
 
 def _dataset(
