@@ -36,9 +36,7 @@ def declared_edges(circuit: Circuit) -> dict[Edge, list[str]]:
     return edges
 
 
-def with_edge(
-    circuit: Circuit, edge: Edge, tokens: list[str], donor: Trace
-) -> Trace:
+def with_edge(circuit: Circuit, edge: Edge, tokens: list[str], donor: Trace) -> Trace:
     """Run the program with what one part reads from one other from another run.
 
     It fails with a ValueError where the program does not say what comes of it: where a

@@ -21,6 +21,7 @@ from hiddenscope.causes.encoding import ask_contrasts
 from hiddenscope.causes.estimate import Effects
 from hiddenscope.causes.rewire import rewire
 from hiddenscope.causes.wiring import Wiring
+from labs.truth.eap_ig import STEPS, eap_ig
 from labs.truth.known import KnownModel
 from labs.truth.scores.pairs import Pair, draw_pairs
 from labs.truth.scores.patch import TOLERANCE, contrast_of, is_right
@@ -55,17 +56,11 @@ ALONE = Question(
     "a property of the programs, not a score",
     "mean",
 )
-ENOUGH = Question(
-    "circuit",
-    f"share of the logit difference that the declared edges alone keep is 1, within"
-    f" {TOLERANCE}",
-    "0.00: the row of edges drawn at random",
-)
-OFF = Question(
-    "circuit",
-    "largest distance of this share from 1",
-    "1.00: no edge is kept",
-    "largest",
+FEW = Question(
+    "edges (exact)",
+    "share of all edges that have an effect, in the program (null)",
+    "null",
+    "mean",
 )
 NEEDED = Question(
     "circuit",
@@ -87,16 +82,32 @@ RANDOM = Question(
 )
 
 
+def enough(engine: str = "") -> Question:
+    """Return the question whether the declared edges are enough."""
+    asked = (
+        "share of the logit difference that the declared edges alone keep is 1, within"
+        f" {TOLERANCE}"
+    )
+    return Question(f"circuit{engine}", asked, "0.00: edges drawn at random")
+
+
+def distance(engine: str = "") -> Question:
+    """Return the question how far they are from being enough."""
+    asked = "largest distance of this share from 1"
+    return Question(f"circuit{engine}", asked, "1.00: no edge is kept", "largest")
+
+
 def ranked(method: str) -> Question:
     """Return the question how well sizes tell true edges from all others."""
     asked = "AUROC of edges: those with an effect against those without"
-    return Question(f"edges ({method})", asked, "0.50", "mean", by_program=True)
+    is_default = method == "integrated"
+    return Question(f"edges ({method})", asked, "0.50", "mean", by_program=is_default)
 
 
 def precise(method: str) -> Question:
     """Return the question how many of the strongest edges are true."""
     asked = "precision of the strongest k edges, where k have an effect"
-    null = "the share of edges with an effect: 0.01 to 0.3"
+    null = "the share of all edges that have an effect"
     return Question(f"edges ({method})", asked, null, "mean")
 
 
@@ -154,7 +165,9 @@ class TrueEdges:
         marks = np.zeros(self.possible.shape, dtype=bool)
         clean, corrupt = self.pair.clean_trace, self.pair.corrupt_trace
         for edge, names in declared_edges(self.known.circuit).items():
-            marks[self.place(edge)] = any(clean[name] != corrupt[name] for name in names)
+            marks[self.place(edge)] = any(
+                clean[name] != corrupt[name] for name in names
+            )
         return marks
 
     def place(self, edge: Edge) -> tuple[int, int]:
@@ -165,7 +178,7 @@ class TrueEdges:
 def score_edges(known: KnownModel, card: Scorecard) -> None:
     """Tell the edges of pairs, exactly and by gradients, and run the circuit alone.
 
-    Of a trained model it is taught what its parts write, but not which operand of a head
+    GPT-2 is put to the published way, too, which is written for it. Of a trained model it is taught what its parts write, but not which operand of a head
     reads it: nothing is asked.
     """
     if known.host == "trained":
@@ -180,6 +193,17 @@ def score_edges(known: KnownModel, card: Scorecard) -> None:
             if method == EXACT:
                 score_exact(card, true, effects)
             score_ranks(card, method, true, effects)
+        if known.host == "gpt2":
+            for name, steps in (("EAP", 1), ("EAP-IG", STEPS)):
+                scores = eap_ig(
+                    known.module,
+                    known.ids(true.pair.clean),
+                    known.ids(true.pair.corrupt),
+                    known.id(true.pair.answer),
+                    known.id(true.pair.other),
+                    steps,
+                )
+                score_ranks(card, f"{name}, own implementation", true, scores)
         score_circuit(card, true)
 
 
@@ -206,12 +230,11 @@ def score_exact(card: Scorecard, true: TrueEdges, effects: Table) -> None:
     card.count(RIGHT, is_right(effects[possible], true.effects[possible]))
     outside = possible & (true.effects == 0)
     card.add(OUTSIDE, np.abs(effects[outside]).max())
+    card.add(FEW, float((true.effects[possible] > 0).mean()))
     card.add(ALONE, float((true.effects[true.differing] > 0).mean()))
 
 
-def score_ranks(
-    card: Scorecard, method: str, true: TrueEdges, effects: Table
-) -> None:
+def score_ranks(card: Scorecard, method: str, true: TrueEdges, effects: Table) -> None:
     """Keep how well the sizes of effects tell true edges from others.
 
     Thousandths are ranked: below them norms leak.
@@ -246,11 +269,16 @@ def score_circuit(card: Scorecard, true: TrueEdges) -> None:
     declared = true.declared
     others = true.possible & ~declared
     share, left, drawn = kept(true, [declared, others, _drawn(true)])
-    card.count(ENOUGH, abs(share - 1) < TOLERANCE)
-    card.add(OFF, abs(share - 1))
+    score_kept(card, "", share)
     card.count(NEEDED, abs(left) < TOLERANCE)
     card.add(LEFT, abs(left))
     card.add(RANDOM, drawn)
+
+
+def score_kept(card: Scorecard, engine: str, share: float) -> None:
+    """Compare what the declared edges alone keep with 1."""
+    card.count(enough(engine), abs(share - 1) < TOLERANCE)
+    card.add(distance(engine), abs(share - 1))
 
 
 def kept(true: TrueEdges, circuits: Sequence[Marks]) -> list[float]:
