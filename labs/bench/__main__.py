@@ -19,6 +19,7 @@ from labs.bench import (
     depth,
     dictionary,
     drift,
+    edges,
     embed,
     examples,
     extract,
@@ -213,6 +214,7 @@ def _groups(options: argparse.Namespace) -> dict[str, Callable[[], list[Row]]]:
         "drift": lambda: drift.rows(few),
         "serve": lambda: serve.rows(many),
         "patch": lambda: patch.rows(few),
+        "edges": lambda: edges.rows(few),
     }
 
 

@@ -38,6 +38,8 @@ TASKS = (
     "extract",
     "lens",
     "patch",
+    "edges",
+    "integrated edges",
     "visibility",
     "embed",
     "drift",

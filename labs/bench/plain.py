@@ -7,13 +7,27 @@ any environment and on any device.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 Cell = tuple[int, int]
 BATCH = 32
+
+
+class Edge(NamedTuple):
+    """What writes, in which layer and head, and what reads it there.
+
+    A writer is "embeddings", "head" or "mlp"; a reader "q", "k", "v", "mlp" or "logits".
+    """
+
+    writer: str
+    layer: int
+    head: int
+    reader: str
+    read_layer: int
+    read_head: int
 
 
 def base_model(module: Any) -> Any:
@@ -82,6 +96,96 @@ def patch_heads(
             output = module(input_ids=corrupt, use_cache=False, logits_to_keep=1)
         logits.append(output.logits[0, -1])
     return logits
+
+
+def patch_edges(
+    module: Any, clean: Tensor, corrupt: Tensor, edges: Sequence[Edge]
+) -> list[Tensor]:
+    """Run one pass for each edge of a Llama and return its last logits.
+
+    Its reader gets what its writer wrote after the clean prompt, and nothing else is
+    changed by hand.
+    """
+    written = [_written(module, ids) for ids in (clean, corrupt)]
+    logits = []
+    for edge in edges:
+        new, old = (_share_of(module, run, edge) for run in written)
+        with _reading(module, edge, new - old):
+            output = module(input_ids=corrupt, use_cache=False, logits_to_keep=1)
+        logits.append(output.logits[0, -1])
+    return logits
+
+
+def _written(module: Any, ids: Tensor) -> dict[str, list[Tensor]]:
+    """Record the embeddings, what the heads gather, and what the MLPs add."""
+    written: dict[str, list[Tensor]] = {"embeddings": [], "head": [], "mlp": []}
+
+    def keep_input(part: Any, arguments: Any) -> None:
+        written["head"].append(arguments[0])
+
+    def keep_output(name: str) -> Any:
+        return lambda part, arguments, output: written[name].append(output)
+
+    embeddings = module.get_input_embeddings()
+    handles = [embeddings.register_forward_hook(keep_output("embeddings"))]
+    for block in _blocks(module):
+        projection = block.self_attn.o_proj
+        handles.append(projection.register_forward_pre_hook(keep_input))
+        handles.append(block.mlp.register_forward_hook(keep_output("mlp")))
+    module(input_ids=ids, use_cache=False, logits_to_keep=1)
+    for handle in handles:
+        handle.remove()
+    return written
+
+
+def _share_of(module: Any, written: dict[str, list[Tensor]], edge: Edge) -> Tensor:
+    """Return what the writer of an edge adds to the stream."""
+    if edge.writer == "head":
+        width = module.config.head_dim
+        columns = slice(edge.head * width, (edge.head + 1) * width)
+        projection = _blocks(module)[edge.layer - 1].self_attn.o_proj
+        gathered = written["head"][edge.layer - 1][..., columns]
+        return gathered @ projection.weight[:, columns].T
+    number = 0 if edge.writer == "embeddings" else edge.layer - 1
+    return written[edge.writer][number]
+
+
+@contextmanager
+def _reading(module: Any, edge: Edge, change: Tensor) -> Iterator[None]:
+    """Make the reader of an edge read a change, while the body runs."""
+    width = module.config.head_dim
+    rows = slice(edge.read_head * width, (edge.read_head + 1) * width)
+    normed: list[Tensor] = []
+
+    def add(norm: Any, arguments: Any) -> Any:
+        return (arguments[0] + change, *arguments[1:])
+
+    def norm_changed(norm: Any, arguments: Any, output: Any) -> None:
+        # Not called: the hook would be called again.
+        normed[:] = [norm.forward(arguments[0] + change)]
+
+    def put(projection: Any, arguments: Any, output: Tensor) -> Tensor:
+        output = output.clone()
+        output[..., rows] = normed[0] @ projection.weight[rows].T
+        return output
+
+    if edge.reader == "logits":
+        handles = [_final_norm(module).register_forward_pre_hook(add)]
+    elif edge.reader == "mlp":
+        norm = _blocks(module)[edge.read_layer - 1].post_attention_layernorm
+        handles = [norm.register_forward_pre_hook(add)]
+    else:
+        block = _blocks(module)[edge.read_layer - 1]
+        projection = getattr(block.self_attn, f"{edge.reader}_proj")
+        handles = [
+            block.input_layernorm.register_forward_hook(norm_changed),
+            projection.register_forward_hook(put),
+        ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextmanager

@@ -7,6 +7,7 @@ circuit      which variable is written where, by which head or MLP, and read by 
 units        the heads and neurons that compute a variable, as matrices over channels
 layout       these matrices at a host's width, with norms that change nothing
 hosts        the same in GPT-2, OPT, BERT, Llama and a plain module
+wires        the edges of a circuit, and what the program says of each
 known        a model with its program and its circuit: what every score is given
 outputs      is a compiled model its program, on all inputs?
 save         compiled models as folders that load like any other
@@ -15,7 +16,8 @@ train        models that learn a program and its circuit
 cache        trained models, each trained once
 scores/      one analysis each: what it should find, and what it did
 tally        questions, cases, scores and their intervals
-baselines    the questions of patching, put to TransformerLens
+baselines    the questions of patching and of edges, put to TransformerLens
+eap_ig       edges of a GPT-2 by a published estimate, in plain PyTorch
 runs         every analysis on every model
 report       the tables of tables.md
 """

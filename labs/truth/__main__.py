@@ -2,6 +2,7 @@
 
 python -m labs.truth                          every model, with what each question scored
 python -m labs.truth --only induction gpt2    some, by program or host
+python -m labs.truth --scores edges           some of the analyses
 python -m labs.truth --peers                  with TransformerLens beside them
 python -m labs.truth --write                  every model, and write tables.md
 python -m labs.truth --save models/           compiled models as folders that load like any other
@@ -14,14 +15,15 @@ import argparse
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 
 from labs.truth.hosts import HOSTS, compile_into
 from labs.truth.programs import PROGRAMS
 from labs.truth.report import report
-from labs.truth.runs import Job, Outcome, begin_worker, every_job, run
+from labs.truth.runs import SCORES, Job, Outcome, begin_worker, every_job, run
 from labs.truth.save import save
 
 TABLES = Path(__file__).with_name("tables.md")
@@ -41,6 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=os.cpu_count() or 1,
         help="processes of one thread each; as many as there are cores if not given",
     )
+    parser.add_argument(
+        "--scores", nargs="+", default=[], choices=[*SCORES], help="only these analyses"
+    )
     parser.add_argument("--device", default="cpu", help="where the models are")
     parser.add_argument("--write", action="store_true", help="write tables.md")
     parser.add_argument(
@@ -54,14 +59,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(
                 f"{name!r} is no program or host; there are {', '.join(known)}"
             )
-    if options.only and options.write:
-        parser.error("--write needs every model: leave --only out")
+    if options.write and (options.only or options.scores):
+        parser.error("--write needs all of it: leave --only and --scores out")
     if options.workers < 1:
         parser.error("--workers must be 1 or more")
     jobs = [job for job in every_job() if _is_wanted(job, options.only)]
     if options.save:
         return _save(jobs, options.save)
-    outcomes = list(_outcomes(jobs, options.workers, options.device))
+    ask = partial(run, device=options.device, scores=tuple(options.scores))
+    outcomes = list(_outcomes(jobs, options.workers, ask))
     # As in the list of jobs, whichever came first.
     outcomes.sort(key=lambda outcome: jobs.index(outcome.job))
     if options.write:
@@ -105,12 +111,14 @@ def _save(jobs: Sequence[Job], folder: Path) -> int:
     return int(not saved)
 
 
-def _outcomes(jobs: Sequence[Job], workers: int, device: str) -> Iterator[Outcome]:
+def _outcomes(
+    jobs: Sequence[Job], workers: int, ask: Callable[[Job], Outcome]
+) -> Iterator[Outcome]:
     """Yield what comes of the jobs, in processes of one thread each."""
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, context, initializer=begin_worker)
     try:
-        futures = [pool.submit(run, job, device) for job in jobs]
+        futures = [pool.submit(ask, job) for job in jobs]
         for number, future in enumerate(as_completed(futures), 1):
             outcome = future.result()
             job = outcome.job

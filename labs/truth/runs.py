@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -18,6 +18,7 @@ from labs.truth.programs import PROGRAMS
 from labs.truth.scores.attention import score_attention
 from labs.truth.scores.contributions import score_contributions
 from labs.truth.scores.drift import score_drift
+from labs.truth.scores.edges import score_edges
 from labs.truth.scores.lens import score_lens
 from labs.truth.scores.maps import score_maps
 from labs.truth.scores.patch import score_patch
@@ -26,17 +27,18 @@ from labs.truth.scores.steer import score_steer
 from labs.truth.scores.visibility import score_visibility
 from labs.truth.tally import Scorecard
 
-SCORES: tuple[Callable[[KnownModel, Scorecard], None], ...] = (
-    score_probe,
-    score_patch,
-    score_visibility,
-    score_lens,
-    score_attention,
-    score_contributions,
-    score_drift,
-    score_steer,
-    score_maps,
-)
+SCORES: dict[str, Callable[[KnownModel, Scorecard], None]] = {
+    "probe": score_probe,
+    "patch": score_patch,
+    "edges": score_edges,
+    "visibility": score_visibility,
+    "lens": score_lens,
+    "attention": score_attention,
+    "contributions": score_contributions,
+    "drift": score_drift,
+    "steer": score_steer,
+    "maps": score_maps,
+}
 
 
 @dataclass(frozen=True)
@@ -86,16 +88,16 @@ def begin_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def run(job: Job, device: str = "cpu") -> Outcome:
-    """Make a model, check that it is its program, and score every analysis on it."""
+def run(job: Job, device: str = "cpu", scores: Sequence[str] = ()) -> Outcome:
+    """Make a model, check that it is its program, and score analyses on it: all or some."""
     start = time.monotonic()
     outcome = Outcome(job)
     known = _known(job, outcome, device)
-    for score in SCORES:
+    for name in scores or SCORES:
         try:
-            score(known, outcome.card)
+            SCORES[name](known, outcome.card)
         except Error as refusal:
-            outcome.refused[score.__name__.removeprefix("score_")] = str(refusal)
+            outcome.refused[name] = str(refusal)
     outcome.seconds = time.monotonic() - start
     return outcome
 

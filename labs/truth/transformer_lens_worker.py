@@ -1,7 +1,7 @@
 """Patch known models with TransformerLens, in an environment of its own.
 
 A line of standard input is a job: a folder with a model, and pairs of inputs. A line of
-standard output is what was measured for it.
+standard output is what was measured for it: of states and parts, and of edges.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformer_lens import patching
 from transformer_lens.model_bridge import TransformerBridge
+from transformer_lens.tools.analysis import attribution_patching
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
@@ -129,7 +130,74 @@ def _set_all(tensor: Tensor, index: Any, clean: Tensor) -> Tensor:
     return clean
 
 
-def measure(job: dict[str, Any]) -> list[dict[str, Any]]:
+class Edges:
+    """The edges of one pair of inputs, by TransformerLens's own attribution.
+
+    Its gradients are those of the corrupt run. It has an edge for every token: those of
+    one writer and one reader are added up.
+    """
+
+    def __init__(self, bridge: Any, pair: dict[str, Any]) -> None:
+        self.bridge = bridge
+        self.clean = torch.tensor([pair["clean"]])
+        self.corrupt = torch.tensor([pair["corrupt"]])
+        self.answer, self.other = pair["answer"], pair["other"]
+        self.by_token = attribution_patching.attribution_patch(
+            bridge,
+            self.clean,
+            self.corrupt,
+            self.difference,
+            attribution_patching.EdgeAttributionConfig(granularity="edge"),
+        ).edge_scores
+
+    def difference(self, logits: Tensor) -> Tensor:
+        """Return how far the answer's logit is above the other's."""
+        difference: Tensor = logits[0, -1, self.answer] - logits[0, -1, self.other]
+        return difference
+
+    def scores(self, writers: list[str], readers: list[str]) -> list[list[float]]:
+        """Return the scores [writer, reader] as shares of the logit difference."""
+        table = torch.zeros(len(writers), len(readers), dtype=torch.float64)
+        for (writer, reader), score in self.by_token.items():
+            place = writers.index(_writer(writer)), readers.index(_reader(reader))
+            table[place] += score
+        with torch.no_grad():
+            runs = [self.bridge(ids) for ids in (self.clean, self.corrupt)]
+        best, worst = map(self.difference, runs)
+        shares: list[list[float]] = (table / float(best - worst)).tolist()
+        return shares
+
+    def kept(self, circuit: list[list[str]]) -> float:
+        """Return the share of the logit difference that a circuit alone keeps."""
+        kept = []
+        for edge in self.by_token:
+            if [_writer(edge[0]), _reader(edge[1])] in circuit:
+                kept.append(edge)
+        found = attribution_patching.faithfulness(
+            self.bridge, self.clean, self.corrupt, self.difference, kept
+        )
+        return float(found.recovered)
+
+
+def _writer(node: Any) -> str:
+    """Return the name that `hs.edges` has for a node that writes."""
+    if node.kind == "embed":
+        return "layer.0"
+    if node.kind == "mlp_out":
+        return f"layer.{node.layer + 1}.mlp"
+    return f"layer.{node.layer + 1}.attn.head.{node.head}"
+
+
+def _reader(node: Any) -> str:
+    """Return the name that `hs.edges` has for a node that reads."""
+    if node.kind == "logits":
+        return "logits"
+    if node.kind == "mlp_in":
+        return f"layer.{node.layer + 1}.mlp"
+    return f"layer.{node.layer + 1}.attn.{node.kind[0]}.{node.head}"
+
+
+def measure(job: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """Return what TransformerLens says of every pair of a job."""
     module = AutoModelForCausalLM.from_pretrained(job["folder"]).eval()
     tokenizer = AutoTokenizer.from_pretrained(job["folder"])
@@ -150,7 +218,12 @@ def measure(job: dict[str, Any]) -> list[dict[str, Any]]:
                 ],
             }
         )
-    return measured
+    edges = []
+    for pair in job["edge_pairs"]:
+        found = Edges(bridge, pair)
+        scores = found.scores(job["writers"], job["readers"])
+        edges.append({"scores": scores, "kept": found.kept(pair["circuit"])})
+    return {"parts": measured, "edges": edges}
 
 
 if __name__ == "__main__":

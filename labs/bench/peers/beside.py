@@ -27,6 +27,8 @@ BARS = (
     ("patch", "TransformerLens", 8.0),
     ("heads", "TransformerLens", 6.0),
     ("heads, shared prefix", "TransformerLens", 10.0),
+    ("edges", "TransformerLens", 5.0),
+    ("integrated edges", PLAIN, 5.0),
 )
 
 

@@ -113,6 +113,21 @@ def heads(job: Job) -> Way:
     return Way(lambda: hs.patch(model, contrast, sites="*.attn.head.*"), numbers)
 
 
+def edges(job: Job) -> Way:
+    """Estimate every edge, and compute none exactly."""
+    model = _model(job["folder"])
+    contrast = hs.Contrast(job["clean"], job["corrupt"], job["answer"], job["other"])
+    method: Any = "gradient" if job["steps"] == 1 else "integrated"
+
+    def numbers(result: hs.Result) -> Numbers:
+        facts = result.facts
+        return {"differences": np.array([facts["clean"], facts["corrupt"]])}
+
+    return Way(
+        lambda: hs.edges(model, contrast, method=method, exact=0, sample=0), numbers
+    )
+
+
 def visibility(job: Job) -> Way:
     """Map what every state sees of every state below it."""
     model = _model(job["folder"])

@@ -10,6 +10,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from labs.bench import plain
 from labs.bench.peers.ways import Job, Numbers, Way
+from labs.truth.eap_ig import eap_ig
 
 
 @lru_cache(maxsize=1)
@@ -119,6 +120,24 @@ def heads(job: Job) -> Way:
         lambda: plain.patch_heads(module, clean, corrupt, job["cells"]),
         numbers,
         job["times"],
+    )
+
+
+def edges(job: Job) -> Way:
+    """Score every edge of a GPT-2 with gradients, as published for EAP and EAP-IG."""
+    module = _module(job["folder"])
+    answers = job["answer"], job["other"]
+
+    def numbers(scores: Any) -> Numbers:
+        differences = []
+        for name in ("clean", "corrupt"):
+            logits = module(torch.tensor([job[name]])).logits[0, -1]
+            differences.append(logits[answers[0]] - logits[answers[1]])
+        return {"differences": torch.stack(differences)}
+
+    return Way(
+        lambda: eap_ig(module, job["clean"], job["corrupt"], *answers, job["steps"]),
+        numbers,
     )
 
 

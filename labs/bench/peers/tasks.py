@@ -14,6 +14,7 @@ from hiddenscope.loading.folder import check_folder
 from labs.bench import ragged
 from labs.bench.peers.beside import Task
 from labs.bench.peers.environments import OURS, PLAIN
+from labs.truth.eap_ig import STEPS
 
 TEXTS, TOKENS, EARLY = 8, 64, 5
 LENS_TOKENS, K = 64, 5
@@ -24,6 +25,7 @@ TRACERS = ("TransformerLens", "nnsight")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 # As many positions as minilm has, so that no library cuts a text.
 LONGEST, MINILM_WIDTH = 512, 384
+GPT2_WORDS = 50_257
 
 
 def draw(texts: int, tokens: int, words: int = 40_000) -> list[list[int]]:
@@ -48,6 +50,8 @@ def all_tasks(place: Path) -> list[Task]:
         replace(sweep, what=f"smollm2, {sweep.what}"),
         heads_task(smollm2, LAYERS, HEADS, 0),
         heads_task(smollm2, LAYERS, HEADS, SHARED_TOKENS),
+        edges_task(place, 1),
+        edges_task(place, STEPS),
         visibility_task(gpt2(place, 12, 768), MAP_TOKENS),
         _embed(),
         _drift(place),
@@ -170,6 +174,32 @@ def heads_task(folder: str, layers: int, heads: int, shared: int) -> Task:
     return Task(name, what, job, libraries, "heads", tolerance=1e-3)
 
 
+def edges_task(place: Path, steps: int) -> Task:
+    """Return the estimates of all edges, with one gradient or with some.
+
+    Estimates differ, because ours compute what each reader makes of its edge; the logit
+    differences of the two runs must be the same.
+    """
+    clean, corrupt = draw(2, PATCH_TOKENS)
+    job = {
+        "folder": gpt2(place, 12, 768, GPT2_WORDS),
+        "clean": clean,
+        "corrupt": corrupt,
+        "answer": 101,
+        "other": 102,
+        "steps": steps,
+    }
+    shape = f"GPT-2's shape, random weights, float32, {PATCH_TOKENS} tokens"
+    if steps == 1:
+        what = f"{shape}, all edges by one gradient (plain HF: EAP, own implementation)"
+        return Task(
+            "edges", what, job, (PLAIN, OURS, "TransformerLens"), tolerance=1e-3
+        )
+    what = f"{shape}, all edges by {steps} gradients (plain HF: EAP-IG, the same)"
+    libraries = PLAIN, OURS
+    return Task("integrated edges", what, job, libraries, "edges", tolerance=1e-3)
+
+
 def visibility_task(folder: str, tokens: int) -> Task:
     """Return a map of what every state sees; the peer is a loop of backward passes."""
     what = f"GPT-2's shape, random weights, float32, {tokens} tokens, every layer"
@@ -233,16 +263,16 @@ def llama(folder: Path, *, layers: int, width: int, heads: int, words: int) -> s
     return str(folder)
 
 
-def gpt2(place: Path, layers: int, width: int) -> str:
-    """Save a random model of GPT-2's shape with few words, and return its folder."""
-    folder = place / f"gpt2-{layers}-{width}"
+def gpt2(place: Path, layers: int, width: int, words: int = 1000) -> str:
+    """Save a random model of GPT-2's shape, and return its folder."""
+    folder = place / f"gpt2-{layers}-{width}-{words}"
     if not folder.exists():
         torch.manual_seed(0)
         config = GPT2Config(
             n_layer=layers,
             n_embd=width,
             n_head=max(1, width // 64),
-            vocab_size=1000,
+            vocab_size=words,
             bos_token_id=0,
             eos_token_id=0,
         )

@@ -13,6 +13,10 @@ import pandas
 import torch
 from transformer_lens import patching
 from transformer_lens.model_bridge import TransformerBridge
+from transformer_lens.tools.analysis.attribution_patching import (
+    EdgeAttributionConfig,
+    attribution_patch,
+)
 from transformer_lens.tools.analysis.logit_lens import logit_readout
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -213,3 +217,24 @@ def heads(job: Job) -> Way:
         return {"difference": differences}
 
     return Way(run, times=job["times"])
+
+
+def edges(job: Job) -> Way:
+    """Score every edge at every token with one gradient; steps are not implemented."""
+    bridge = _bridge(job["folder"])
+    clean, corrupt = (torch.tensor([job[name]]) for name in ("clean", "corrupt"))
+    config = EdgeAttributionConfig(granularity="edge", ig_steps=job["steps"])
+
+    def metric(logits: Any) -> Any:
+        return logits[0, -1, job["answer"]] - logits[0, -1, job["other"]]
+
+    def run() -> Any:
+        with torch.enable_grad():
+            return attribution_patch(bridge, clean, corrupt, metric, config)
+
+    def numbers(result: Any) -> Numbers:
+        return {
+            "differences": torch.stack([metric(bridge(clean)), metric(bridge(corrupt))])
+        }
+
+    return Way(run, numbers)

@@ -2,6 +2,7 @@
 
 pairs          two inputs whose last answers differ
 patch          effects of states, heads and MLPs, exact and by one gradient
+edges          what each edge does, and whether the declared circuit is enough
 probe          which variables a site holds
 lens           the layer from which the output is there
 visibility     which states reach which

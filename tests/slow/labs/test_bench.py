@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+import torch
 
-from labs.bench import growth, page, results
+import hiddenscope as hs
+from labs.bench import edges, growth, page, plain, results
 from labs.bench.measure import Cost, Row, ratios
 from labs.bench.peers import beside, hiddenscope_, plain_, tasks
 from labs.bench.peers.environments import OURS, PLAIN, Library
@@ -73,6 +75,26 @@ def test_patches_are_the_same(tiny_folder: str):
     job = tasks.patch_task(tiny_folder, 4, 6, (), 200).job
     expected, ours = _numbers(plain_.patch(job)), _numbers(hiddenscope_.patch(job))
     assert beside.compare(expected, ours, 1e-3).startswith("same")
+
+
+def test_edges_are_the_same(tiny_folder: str):
+    model = hs.load(tiny_folder, dtype="float32")
+    drawn, names = edges.draw_edges(model, 30)
+    kinds = {(edge.writer, edge.reader) for edge in drawn}
+    assert len(kinds) > 8
+    clean, corrupt = tasks.draw(2, 6, 200)
+    ids = torch.tensor([clean]), torch.tensor([corrupt])
+    with torch.no_grad():
+        runs = [model.module(one).logits[0, -1] for one in ids]
+        patched = plain.patch_edges(model.module, *ids, drawn)
+    best, worst = (float(logits[101] - logits[102]) for logits in runs)
+    contrast = hs.Contrast(clean, corrupt, answer=101, other=102)
+    result = hs.edges(model, contrast, paths=names, exact=0, sample=0)
+    for name, logits in zip(names, patched, strict=True):
+        writer, _, reader = name.partition(" > ")
+        effect = result.data["exact"].sel(writer=writer, reader=reader).item()
+        share = (float(logits[101] - logits[102]) - worst) / (best - worst)
+        assert effect == pytest.approx(share, abs=1e-4), name
 
 
 def test_ratios_are_medians_within_rounds():

@@ -9,25 +9,31 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import hiddenscope as hs
+from hiddenscope.causes.wiring import Wiring
 from hiddenscope.errors import TextError
+from hiddenscope.testing import tiny_model
+from labs.truth import wires
 from labs.truth.__main__ import main
 from labs.truth.circuit import circuit_of
+from labs.truth.eap_ig import eap_ig
 from labs.truth.exchange import Component
 from labs.truth.hosts import HOSTS, compile_into
 from labs.truth.outputs import check_outputs
 from labs.truth.program import ASK, START
 from labs.truth.programs import PROGRAMS
 from labs.truth.report import report
-from labs.truth.runs import Job, Outcome, require_program
+from labs.truth.runs import Job, Outcome, require_program, run
 from labs.truth.save import save
 from labs.truth.scores import (
     attention,
     contributions,
     drift,
+    edges,
     lens,
     maps,
     patch,
@@ -37,6 +43,7 @@ from labs.truth.scores import (
 )
 from labs.truth.tally import Question, Scorecard, score
 from labs.truth.train import ACCURACY, Trainer
+from labs.truth.wires import Edge, declared_edges
 from tests.slices import sliced
 
 # What each program says at its last position, in plain Python.
@@ -124,6 +131,123 @@ def test_patching_gives_every_state_and_part_its_effect(
     if host == "plain":
         assert max(card.cases[patch.OUTSIDE]) == 0
     assert max(card.cases[patch.OUTSIDE]) < 1e-4
+
+
+def test_a_circuit_says_which_operand_reads_what() -> None:
+    edges_of = declared_edges(circuit_of(PROGRAMS["induction"]()))
+    before, output = "layer.1.attn.head.0", "layer.2.attn.head.0"
+    assert edges_of[Edge(before, "layer.2.attn.k.0")] == ["before"]
+    assert edges_of[Edge("layer.0", "layer.2.attn.q.0")] == ["token"]
+    assert edges_of[Edge("layer.0", "layer.2.attn.k.0")] == ["position"]
+    assert edges_of[Edge(output, "logits")] == ["output"]
+    assert Edge(before, "layer.2.attn.v.0") not in edges_of
+
+
+def test_a_program_says_what_one_edge_does() -> None:
+    program = PROGRAMS["maximum"]()
+    circuit = circuit_of(program)
+    clean, corrupt = program.input_of("131"), program.input_of("431")
+    donor = program.run(clean)
+
+    def answer(reader: str) -> object:
+        edge = Edge("layer.0", f"layer.1.attn.{reader}.0")
+        return wires.with_edge(circuit, edge, corrupt, donor)["output"][-1]
+
+    # With the keys of 131 the head looks at the 3; with its values it finds a 1.
+    assert (answer("k"), answer("v")) == ("3", "1")
+    # With the keys of 331 it looks at two digits, and finds a 4 and a 3.
+    donor = program.run(program.input_of("331"))
+    with pytest.raises(ValueError, match="2 values at once"):
+        answer("k")
+
+
+@pytest.mark.parametrize(("name", "host"), [("depth", "plain"), ("sort", "gpt2")])
+def test_edges_have_the_effects_of_the_program(
+    name: str, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(edges, "PAIRS", 2)
+    card = Scorecard()
+    edges.score_edges(compile_into(host, PROGRAMS[name]()), card)
+    for question in (
+        edges.RIGHT,
+        edges.ranked(edges.EXACT),
+        edges.precise(edges.EXACT),
+        edges.enough(),
+        edges.NEEDED,
+    ):
+        assert card.cases[question] == [1.0] * 2, question.asked
+    assert max(card.cases[edges.OUTSIDE]) < 1e-3
+    published = edges.ranked("EAP-IG, own implementation")
+    assert (published in card.cases) == (host == "gpt2")
+
+
+def test_edges_of_a_host_that_norms_its_sums_are_refused() -> None:
+    outcome = run(Job("maximum", "bert"), scores=["edges"])
+    assert "norms the sum of its parts" in outcome.refused["edges"]
+    assert "norms the sum of its parts" in report([outcome])
+
+
+def test_precision_shares_a_tie_at_the_border() -> None:
+    is_true = np.array([True, True, False, False])
+    assert edges.precision(is_true, np.array([2.0, 1, 1, 0])) == 0.75
+    assert edges.precision(is_true, np.array([3.0, 2, 1, 0])) == 1.0
+    assert edges.precision(is_true, np.zeros(4)) == 0.5
+
+
+@pytest.mark.parametrize("reader", ["layer.2.attn.q.1", "layer.2.mlp", "logits"])
+def test_a_published_estimate_is_the_slope_of_an_edge(reader: str) -> None:
+    module: Any = tiny_model("gpt2").double()
+    clean, corrupt = [5, 6, 7], [5, 9, 7]
+    scores = eap_ig(module, clean, corrupt, 11, 12, steps=1)
+    wiring = Wiring.of(hs.load((module, None)))
+    writers, readers = map(str, wiring.writers), map(str, wiring.readers)
+    place = [*writers].index("layer.1.mlp"), [*readers].index(reader)
+    outputs = [_differences(module, ids, reader) for ids in (clean, corrupt)]
+    change = outputs[0][1] - outputs[1][1]
+    step = 1e-4
+    ahead, _ = _differences(module, corrupt, reader, step * change)
+    behind, _ = _differences(module, corrupt, reader, -step * change)
+    slope = (ahead - behind) / (2 * step) / (outputs[0][0] - outputs[1][0])
+    assert np.isnan(scores).sum() == (~wiring.possible).sum()
+    assert scores[place] == pytest.approx(float(slope), rel=1e-5)
+
+
+def _differences(
+    module: Any, ids: list[int], reader: str, change: Any = 0.0
+) -> tuple[Any, Any]:
+    """Return the logit difference, and what the first MLP writes.
+
+    A reader in the second block, or the logits, reads something besides.
+    """
+    first, second = module.transformer.h[:2]
+    width = module.config.n_embd // module.config.n_head
+    kept: list[Any] = []
+    heard: list[Any] = []
+
+    def add(norm: Any, inputs: Any) -> Any:
+        return (inputs[0] + change,)
+
+    def listen(norm: Any, inputs: Any, output: Any) -> None:
+        heard[:] = [norm.forward(inputs[0] + change)]
+
+    def put(projection: Any, inputs: Any, output: Any) -> Any:
+        output = output.clone()
+        columns = slice(width, 2 * width)
+        output[..., columns] = projection.forward(heard[0])[..., columns]
+        return output
+
+    norms = {"layer.2.mlp": second.ln_2, "logits": module.transformer.ln_f}
+    hooks = [first.mlp.register_forward_hook(lambda *called: kept.append(called[2]))]
+    if reader in norms:
+        hooks.append(norms[reader].register_forward_pre_hook(add))
+    else:
+        hooks.append(second.ln_1.register_forward_hook(listen))
+        hooks.append(second.attn.c_attn.register_forward_hook(put))
+    with torch.no_grad():
+        logits = module(torch.tensor([ids])).logits[0, -1]
+    for hook in hooks:
+        hook.remove()
+    return logits[11] - logits[12], kept[0]
 
 
 @pytest.fixture
