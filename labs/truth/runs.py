@@ -24,6 +24,7 @@ from labs.truth.scores.maps import score_maps
 from labs.truth.scores.patch import score_patch
 from labs.truth.scores.probe import score_probe
 from labs.truth.scores.steer import score_steer
+from labs.truth.scores.variable import score_variable
 from labs.truth.scores.visibility import score_visibility
 from labs.truth.tally import Scorecard
 
@@ -37,6 +38,7 @@ SCORES: dict[str, Callable[[KnownModel, Scorecard], None]] = {
     "contributions": score_contributions,
     "drift": score_drift,
     "steer": score_steer,
+    "variable": score_variable,
     "maps": score_maps,
 }
 

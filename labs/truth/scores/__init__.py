@@ -11,5 +11,6 @@ contributions  which part writes the answer
 rewired        ways to rewire one part of a module
 drift          which site and module a rewired model differs in
 steer          what a variable that is written from outside changes
+variable       whether a learned subspace is the compiler's own, and what controls expose
 maps           pictures and clusters of states
 """
