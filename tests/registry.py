@@ -468,6 +468,8 @@ ENTRIES: dict[str, Entry] = {
         planted=(
             lambda: hs.variable(signed_model(), signed_pairs(16), sites="layer.1"),
             "A subspace of rank 1 holds the variable in layer\\.1 at the last token",
+        ),
+    ),
     "edges": Entry(
         ask=lambda model: hs.edges(model, CONTRAST, exact=2, sample=2),
         results=(
