@@ -26,7 +26,7 @@ from hiddenscope.passes.sweep import Patch, logits_tolerance, sweep
 from hiddenscope.passes.unembed import Unembedding
 from hiddenscope.progress import Advance
 from hiddenscope.sites import Site
-from hiddenscope.states.arrays import Floats
+from hiddenscope.states.arrays import Floats, Ints
 
 Gradients: TypeAlias = Literal["integrated", "gradient", "dropped"]
 Method: TypeAlias = Gradients | Literal["exact"]
@@ -96,21 +96,18 @@ class Effects:
                 readings = []
                 for kind in OPERANDS:
                     readings += [Reading(int(writer), kind) for writer in some]
-                read = self._read(layer, readings, [z, layout.mlp])
-                # What every column of z, times its slope, makes of each operand.
-                away = read[z] - self.base[z]
-                columns = torch.einsum("ntc,gtc->gnc", away.float(), slopes[z])
-                by_kind = columns.chunk(len(OPERANDS), dim=1)
+                read = self._read(layer, readings, [z])
                 parts: dict[Kind, Tensor] = {}
-                for kind, columns in zip(OPERANDS, by_kind, strict=True):
+                # What every column of z, times its slope, makes of each operand.
+                columns = _along(read[z] - self.base[z], slopes[z])
+                for kind, of_kind in zip(
+                    OPERANDS, columns.chunk(3, dim=1), strict=True
+                ):
                     count = len(readers[kind])
-                    heads = columns.reshape(*columns.shape[:2], count, -1)
+                    heads = of_kind.reshape(*of_kind.shape[:2], count, -1)
                     parts[kind] = heads.sum(-1)
-                away = read[layout.mlp][: len(some)] - self.base[layout.mlp]
-                slope = slopes[layout.mlp]
-                parts["mlp"] = torch.einsum("ntc,gtc->gn", away.float(), slope)[
-                    ..., None
-                ]
+                away = self._read_by_mlp(layer, some) - self.base[layout.mlp]
+                parts["mlp"] = _along(away, slopes[layout.mlp]).sum(-1, keepdim=True)
                 for kind, values in parts.items():
                     values = values.abs() if gradients == "dropped" else values
                     own = np.ix_(some, np.array(readers[kind]))
@@ -209,10 +206,28 @@ class Effects:
             before = states.reshape(len(states), heads, -1)
             reads = torch.tensor(own, device=before.device)
             changes[site] = partial(_heads_where, reads, before)
-        if not layout.parallel:
+        reads_mlp = any(site.branch == "mlp" for site in sites)
+        if reads_mlp and not layout.parallel:
             before = self.base[mid]
             changes[mid] = lambda states: before + away.to(states)
         return self.stepper.call(layer, below + away.to(below), sites, changes)
+
+    def _read_by_mlp(self, layer: int, writers: Ints) -> Tensor:
+        """Return what each change makes of what the MLP reads [writer, token, width].
+
+        Where a norm alone makes that of the middle of the block, no block is called.
+        """
+        mid, site = Site(layer, "mid"), self.wiring.layouts[layer - 1].mlp
+        if mid in self.base and site.part == "mlp.input":
+            tap = self.model.anatomy.taps[mid]
+            norm = self.model.module.get_submodule(tap.path)
+            stream, expected = self.base[mid], self.base[site]
+            if tap.side == "input" and torch.equal(norm.forward(stream), expected):
+                away = self.differences[torch.from_numpy(writers)]
+                read: Tensor = norm.forward(stream + away.to(stream))
+                return read
+        readings = [Reading(int(writer), "mlp") for writer in writers]
+        return self._read(layer, readings, [site])[site]
 
     def _slopes(self, gradients: Gradients) -> dict[Site, Tensor]:
         """Return the gradients of the logit difference [row, token, width] by site."""
@@ -251,6 +266,12 @@ class Effects:
             rows = place.layout.states(known, self.stepper.tokens).float()
             slopes[site] = rows if gradients == "dropped" else rows.mean(0)[None]
         return slopes
+
+
+def _along(away: Tensor, slopes: Tensor) -> Tensor:
+    """Return sums over tokens of products [slope, row, column]."""
+    wide = away.float()
+    return torch.stack([(wide * slope).sum(1) for slope in slopes])
 
 
 def _heads_where(own: Tensor, before: Tensor, states: Tensor) -> Tensor:

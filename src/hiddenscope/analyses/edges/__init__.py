@@ -53,7 +53,7 @@ def edges(
             least=0,
             aside=True,
         ),
-    ] = 40,
+    ] = 200,
 ) -> "Result":
     """Tell which part reads what from which part, and how much of the answer it is.
 
@@ -65,7 +65,8 @@ def edges(
     model taken as linear, by gradients at five steps between the runs. With the method
     "dropped" they are means of absolute values. The strongest `exact` ones, the `paths`
     that are named, and a random `sample` are patched exactly, which gives the error of
-    the estimate. A name with * stands for many parts; single neurons can write too:
+    the estimate. With the method "exact" every edge is patched, or the `paths` alone. A
+    name with * stands for many parts; single neurons can write too:
     "layer.1.mlp.neuron.7 > logits". Several contrasts are averaged.
 
     >>> import hiddenscope as hs

@@ -70,7 +70,9 @@ def list_edges(
             effects = runs.effects(number)
             off = check_restored(model, effects.stepper, effects.runs)
             restored = max(restored, off)
-            values[number] = effects.of_all(method, advance)
+            # Whoever names paths wants the exact effects of these alone.
+            if method != "exact" or not paths:
+                values[number] = effects.of_all(method, advance)
     strongest = largest(values.mean(0), exact)
     drawn = _draw(values.mean(0), wiring, sample)
     edges = np.unique(np.concatenate([named, strongest, drawn.edges]), axis=0)
@@ -81,10 +83,12 @@ def list_edges(
             effects = runs.effects(number)
             found[number] = effects.exact(edges.tolist(), advance)
     exactly = np.full(wiring.possible.shape, np.nan)
-    exactly[tuple(edges.T)] = found.mean(0)
     # What an edge into the logits does is no estimate.
     known = slice(None) if method == "exact" else slice(-1, None)
     exactly[:, known] = values[..., known].mean(0)
+    exactly[tuple(edges.T)] = found.mean(0)
+    if method == "exact" and paths:
+        values[:, *edges.T] = found
     data = _dataset(wiring, values, exactly, asked)
     # Means of absolute values say nothing of the sign.
     compared = np.abs(exactly) if method == "dropped" else exactly
@@ -104,6 +108,7 @@ def list_edges(
         edges=int(wiring.possible[: wiring.summed].sum()),
         strongest=strongest_edges(data),
         error=_error(values.mean(0), compared, drawn),
+        error_strongest=_error_of(values.mean(0), compared, strongest),
         sampled=len(drawn.edges),
         restored=restored,
         notes=[*dict.fromkeys(asked.notes())],
@@ -208,6 +213,16 @@ def _error(effects: Floats, exactly: Floats, drawn: Sample) -> Estimate | None:
     # An edge that does nothing has no share of its own.
     with np.errstate(divide="ignore", invalid="ignore"):
         return estimate(off[:, None], draws, sizes[:, None])[0]
+
+
+def _error_of(effects: Floats, exactly: Floats, edges: Ints) -> float | None:
+    """Return how far estimates of some edges are off, but for those into the logits."""
+    some = edges[edges[:, 1] < effects.shape[1] - 1]
+    places = tuple(some.T)
+    total = float(np.abs(exactly[places]).sum())
+    if total == 0:
+        return None
+    return float(np.abs(effects[places] - exactly[places]).sum()) / total
 
 
 def _dataset(

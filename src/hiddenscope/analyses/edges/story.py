@@ -23,7 +23,8 @@ class EdgesReport(Report):
     """Which part reads what from which part.
 
     `clean` and `corrupt` are the mean logit differences of the runs. `error` is how far
-    estimates are off, as a share of the exact effects, on `sampled` edges. `restored`
+    estimates are off, as a share of the exact effects, on `sampled` edges;
+    `error_strongest` is that of the strongest ones. `restored`
     is how far all edges together are from the other run, in units of the rounding
     tolerance.
     """
@@ -41,6 +42,7 @@ class EdgesReport(Report):
     edges: int
     strongest: list[StrongEdge]
     error: Estimate | None
+    error_strongest: float | None = None
     sampled: int
     restored: float
     notes: list[str]
@@ -93,13 +95,16 @@ def _findings(report: EdgesReport, verb: str) -> Iterator[str]:
             " no edge was sampled."
         )
     else:
-        interval = "too few edges were sampled for an interval"
+        strongest = ""
+        if report.error_strongest is not None:
+            strongest = f" On the strongest ones it is {report.error_strongest:.0%}."
+        interval = "no interval is known for so few different edges"
         if error.low is not None and error.high is not None:
             interval = f"95% interval {max(error.low, 0):.0%} to {error.high:.0%}"
         yield (
             f"Effects are estimated by {METHODS[report.method]}. On {report.sampled}"
             f" random edges the estimates are off by {error.value:.0%} of the exact"
-            f" effects ({interval})."
+            f" effects ({interval}).{strongest}"
         )
     yield (
         "The edges were ranked on these prompts; whether the order holds for others was"

@@ -12,8 +12,8 @@ from hiddenscope.analyses.variable.exchange import (
     Place,
     Prompts,
     exchanged,
-    first_places,
     learn,
+    margins,
     read_part,
 )
 from hiddenscope.analyses.variable.story import NAMES, Held, VariableReport
@@ -35,12 +35,14 @@ from hiddenscope.results import Result
 from hiddenscope.results.dataset import Variables, to_dataset
 from hiddenscope.sites import Site, SitePatterns, summarise
 from hiddenscope.states import States
-from hiddenscope.states.arrays import Floats, Ints
+from hiddenscope.states.arrays import Bools, Floats, Ints
 
 Cell: TypeAlias = tuple[str, str]
 PROBLEM = "Cannot look for a variable"
 LEVEL = 0.05
 FOLDS = 2
+# How many times as far as the whole state a subspace may move the logits.
+MORE = 2
 # Random subspaces of which the mean is taken.
 DRAWS = 4
 # Controls that must do worse than the subspace, in the order in which they are named.
@@ -96,11 +98,15 @@ class Trial(NamedTuple):
 class Looked(NamedTuple):
     """One site and token: the hits of every pair by what was exchanged, the mean
     subspace, and the share of it that the answers do not read.
+
+    `further` is by how much the subspace moves the logits of answers more than twice as
+    far as the whole state does.
     """
 
     hits: dict[str, Floats]
     basis: Tensor
     unread: float
+    further: Floats
 
 
 def find_variable(
@@ -141,7 +147,7 @@ def find_variable(
         looked, failed = _search(
             trial, cells, lambda: trial_in(model.randomised(seed)), notes
         )
-        right = first_places(trial.base.logits, trial.base.answer)
+        right = margins(trial.base.logits, trial.base.answer) > 0
     held = []
     count = effective_count(groups)
     for cell, found in looked.items():
@@ -189,7 +195,7 @@ def _search(
         reason = "base and source have equal states at every site and token"
         raise TextError(PROBLEM, reason, "Name tokens at which they differ.")
     # Where the source itself is answered so, the whole state should do no less.
-    alike = first_places(trial.source.logits, trial.base.target)
+    alike = margins(trial.source.logits, trial.base.target) > 0
     failed = _judged(looked, alike, trial.groups)
     left = {cell: looked[cell] for cell in looked if not failed[cell]}
     random = None
@@ -236,9 +242,12 @@ def _look(trial: Trial, place: Place) -> Looked | None:
         "mismatched": trial.moved(source[trial.wrong] - base, bases),
         "read": trial.moved(difference, read),
     }
-    hits = {"unchanged": first_places(prompts.logits, prompts.target)}
+    before = margins(prompts.logits, prompts.target)
+    above = {"unchanged": before}
     for name, shift in shifts.items():
-        hits[name] = prompts.hits(place, base + shift)
+        above[name] = prompts.margins(place, base + shift)
+    hits = {name: (far > 0).astype(float) for name, far in above.items()}
+    further = above["learned"] - before - MORE * (above["whole"] - before)
     generator = torch.Generator().manual_seed(trial.seed)
     draws = []
     for _ in range(DRAWS):
@@ -250,11 +259,11 @@ def _look(trial: Trial, place: Place) -> Looked | None:
     hits["random"] = np.mean(draws, axis=0)
     # The directions that the subspaces of both folds have most in common.
     basis = torch.linalg.svd(torch.cat(bases))[2][: len(bases[0])]
-    return Looked(hits, basis, 1 - float(np.mean(shares)))
+    return Looked(hits, basis, 1 - float(np.mean(shares)), further)
 
 
 def _judged(
-    looked: Mapping[Cell, Looked], alike: Floats, groups: Ints
+    looked: Mapping[Cell, Looked], alike: Bools, groups: Ints
 ) -> dict[Cell, list[str]]:
     """Return the controls that each cell does not survive.
 
@@ -263,16 +272,17 @@ def _judged(
     """
     places = []
     columns: list[Floats] = []
-    for cell, (hits, _, _) in looked.items():
-        gaps = {
-            "whole": alike * (hits["learned"] - hits["whole"]),
-            "read": hits["read"] - hits["random"],
-        }
+    for cell, (hits, _, _, further) in looked.items():
+        gaps = [
+            ("whole", alike * (hits["learned"] - hits["whole"])),
+            ("whole", alike * further),
+            ("read", hits["read"] - hits["random"]),
+        ]
         for name in WORSE:
             if name in hits:
-                gaps[name] = hits["learned"] - hits[name]
-        places += [(cell, name) for name in gaps]
-        columns += gaps.values()
+                gaps.append((name, hits["learned"] - hits[name]))
+        places += [(cell, name) for name, _ in gaps]
+        columns += [gap for _, gap in gaps]
     failed: dict[Cell, list[str]] = {cell: [] for cell in looked}
     if columns:
         sums = group_sums(np.stack(columns, 1), groups)
@@ -280,7 +290,8 @@ def _judged(
         p_values = corrected_sign_flip_p(sums / sizes[:, None])
         for (cell, name), p in zip(places, p_values, strict=True):
             # The whole must not do worse, and all others must.
-            if (p <= LEVEL) == (name == "whole"):
+            is_failed = (p <= LEVEL) == (name == "whole")
+            if is_failed and name not in failed[cell]:
                 failed[cell].append(name)
     return failed
 

@@ -58,15 +58,21 @@ class Prompts(NamedTuple):
         starts = np.cumsum([0, *self.inputs.lengths[:-1]])
         return self.states[place.site][starts + place.positions].double().cpu()
 
+    def margins(self, place: Place, values: Tensor) -> Floats:
+        """Put values [prompt, width] in place, and return by how much counterfactuals
+        are above all other candidates.
+        """
+        above = np.zeros(len(self.inputs))
+        everything = range(len(self.inputs))
+        for numbers, logits, _ in self._passes(place, values, everything):
+            above[numbers] = margins(logits, self.target[numbers])
+        return above
+
     def hits(self, place: Place, values: Tensor) -> Floats:
         """Put values [prompt, width] in place, and return which counterfactuals are
         above all other candidates.
         """
-        hits = np.zeros(len(self.inputs))
-        everything = range(len(self.inputs))
-        for numbers, logits, _ in self._passes(place, values, everything):
-            hits[numbers] = first_places(logits, self.target[numbers])
-        return hits
+        return (self.margins(place, values) > 0).astype(float)
 
     def gradients(
         self, place: Place, values: Tensor, selected: Sequence[int]
@@ -130,12 +136,17 @@ class Prompts(NamedTuple):
             yield numbers, logits, leaf
 
 
-def first_places(logits: Tensor, target: Tensor) -> Floats:
-    """Return 1.0 where the target's logit is above all others, and 0.0 elsewhere."""
+def margins(logits: Tensor, target: Tensor) -> Floats:
+    """Return how far the target's logit is above the largest other.
+
+    >>> margins(torch.tensor([[1.0, 3.0, 2.0]]), torch.tensor([1]))
+    array([1.], dtype=float32)
+    """
+    own = target[:, None]
     logits = logits.cpu()
-    above = (logits >= logits.gather(1, target[:, None])).sum(1)
-    firsts: Floats = (above == 1).double().numpy()
-    return firsts
+    others = logits.scatter(1, own, -torch.inf).amax(1)
+    above: Floats = (logits.gather(1, own)[:, 0] - others).numpy()
+    return above
 
 
 def exchanged(difference: Tensor, basis: Tensor) -> Tensor:
