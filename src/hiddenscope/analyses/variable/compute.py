@@ -12,9 +12,9 @@ from hiddenscope.analyses.variable.exchange import (
     Place,
     Prompts,
     exchanged,
+    first_places,
     learn,
-    margins,
-    read_part,
+    read_alone,
 )
 from hiddenscope.analyses.variable.story import NAMES, Held, VariableReport
 from hiddenscope.causes.contrast import Interchange, read_interchanges
@@ -35,14 +35,12 @@ from hiddenscope.results import Result
 from hiddenscope.results.dataset import Variables, to_dataset
 from hiddenscope.sites import Site, SitePatterns, summarise
 from hiddenscope.states import States
-from hiddenscope.states.arrays import Bools, Floats, Ints
+from hiddenscope.states.arrays import Floats, Ints
 
 Cell: TypeAlias = tuple[str, str]
 PROBLEM = "Cannot look for a variable"
 LEVEL = 0.05
 FOLDS = 2
-# How many times as far as the whole state a subspace may move the logits.
-MORE = 2
 # Random subspaces of which the mean is taken.
 DRAWS = 4
 # Controls that must do worse than the subspace, in the order in which they are named.
@@ -98,15 +96,11 @@ class Trial(NamedTuple):
 class Looked(NamedTuple):
     """One site and token: the hits of every pair by what was exchanged, the mean
     subspace, and the share of it that the answers do not read.
-
-    `further` is by how much the subspace moves the logits of answers more than twice as
-    far as the whole state does.
     """
 
     hits: dict[str, Floats]
     basis: Tensor
     unread: float
-    further: Floats
 
 
 def find_variable(
@@ -147,7 +141,7 @@ def find_variable(
         looked, failed = _search(
             trial, cells, lambda: trial_in(model.randomised(seed)), notes
         )
-        right = margins(trial.base.logits, trial.base.answer) > 0
+        right = first_places(trial.base.logits, trial.base.answer)
     held = []
     count = effective_count(groups)
     for cell, found in looked.items():
@@ -195,7 +189,7 @@ def _search(
         reason = "base and source have equal states at every site and token"
         raise TextError(PROBLEM, reason, "Name tokens at which they differ.")
     # Where the source itself is answered so, the whole state should do no less.
-    alike = margins(trial.source.logits, trial.base.target) > 0
+    alike = first_places(trial.source.logits, trial.base.target)
     failed = _judged(looked, alike, trial.groups)
     left = {cell: looked[cell] for cell in looked if not failed[cell]}
     random = None
@@ -225,7 +219,7 @@ def _look(trial: Trial, place: Place) -> Looked | None:
         return None
     bases = trial.bases(place, difference)
     moved = trial.moved(difference, bases)
-    read = []
+    read = torch.zeros_like(difference)
     shares = []
     for fold, basis in enumerate(bases):
         others = np.flatnonzero(trial.folds != fold).tolist()
@@ -233,21 +227,19 @@ def _look(trial: Trial, place: Place) -> Looked | None:
         # Where a dormant pathway would be awake.
         after = base + exchanged(difference, basis)
         awake, _ = prompts.gradients(place, after, others)
-        part = read_part(basis, torch.cat([gradients, awake]))
-        read.append(part)
-        shares.append(float((basis @ part.T).square().sum()) / len(basis))
+        here = torch.from_numpy(trial.folds == fold)
+        gradients = torch.cat([gradients, awake])
+        read[here], share = read_alone(basis, gradients, difference[here])
+        shares.append(share)
     shifts = {
         "learned": moved,
         "whole": difference,
         "mismatched": trial.moved(source[trial.wrong] - base, bases),
-        "read": trial.moved(difference, read),
+        "read": read,
     }
-    before = margins(prompts.logits, prompts.target)
-    above = {"unchanged": before}
+    hits = {"unchanged": first_places(prompts.logits, prompts.target)}
     for name, shift in shifts.items():
-        above[name] = prompts.margins(place, base + shift)
-    hits = {name: (far > 0).astype(float) for name, far in above.items()}
-    further = above["learned"] - before - MORE * (above["whole"] - before)
+        hits[name] = prompts.hits(place, base + shift)
     generator = torch.Generator().manual_seed(trial.seed)
     draws = []
     for _ in range(DRAWS):
@@ -259,11 +251,11 @@ def _look(trial: Trial, place: Place) -> Looked | None:
     hits["random"] = np.mean(draws, axis=0)
     # The directions that the subspaces of both folds have most in common.
     basis = torch.linalg.svd(torch.cat(bases))[2][: len(bases[0])]
-    return Looked(hits, basis, 1 - float(np.mean(shares)), further)
+    return Looked(hits, basis, float(np.mean(shares)))
 
 
 def _judged(
-    looked: Mapping[Cell, Looked], alike: Bools, groups: Ints
+    looked: Mapping[Cell, Looked], alike: Floats, groups: Ints
 ) -> dict[Cell, list[str]]:
     """Return the controls that each cell does not survive.
 
@@ -272,17 +264,16 @@ def _judged(
     """
     places = []
     columns: list[Floats] = []
-    for cell, (hits, _, _, further) in looked.items():
-        gaps = [
-            ("whole", alike * (hits["learned"] - hits["whole"])),
-            ("whole", alike * further),
-            ("read", hits["read"] - hits["random"]),
-        ]
+    for cell, (hits, _, _) in looked.items():
+        gaps = {
+            "whole": alike * (hits["learned"] - hits["whole"]),
+            "read": hits["read"] - hits["random"],
+        }
         for name in WORSE:
             if name in hits:
-                gaps.append((name, hits["learned"] - hits[name]))
-        places += [(cell, name) for name, _ in gaps]
-        columns += [gap for _, gap in gaps]
+                gaps[name] = hits["learned"] - hits[name]
+        places += [(cell, name) for name in gaps]
+        columns += gaps.values()
     failed: dict[Cell, list[str]] = {cell: [] for cell in looked}
     if columns:
         sums = group_sums(np.stack(columns, 1), groups)
@@ -290,8 +281,7 @@ def _judged(
         p_values = corrected_sign_flip_p(sums / sizes[:, None])
         for (cell, name), p in zip(places, p_values, strict=True):
             # The whole must not do worse, and all others must.
-            is_failed = (p <= LEVEL) == (name == "whole")
-            if is_failed and name not in failed[cell]:
+            if (p <= LEVEL) == (name == "whole"):
                 failed[cell].append(name)
     return failed
 

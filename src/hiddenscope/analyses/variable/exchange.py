@@ -58,21 +58,15 @@ class Prompts(NamedTuple):
         starts = np.cumsum([0, *self.inputs.lengths[:-1]])
         return self.states[place.site][starts + place.positions].double().cpu()
 
-    def margins(self, place: Place, values: Tensor) -> Floats:
-        """Put values [prompt, width] in place, and return by how much counterfactuals
-        are above all other candidates.
-        """
-        above = np.zeros(len(self.inputs))
-        everything = range(len(self.inputs))
-        for numbers, logits, _ in self._passes(place, values, everything):
-            above[numbers] = margins(logits, self.target[numbers])
-        return above
-
     def hits(self, place: Place, values: Tensor) -> Floats:
         """Put values [prompt, width] in place, and return which counterfactuals are
         above all other candidates.
         """
-        return (self.margins(place, values) > 0).astype(float)
+        hits = np.zeros(len(self.inputs))
+        everything = range(len(self.inputs))
+        for numbers, logits, _ in self._passes(place, values, everything):
+            hits[numbers] = first_places(logits, self.target[numbers])
+        return hits
 
     def gradients(
         self, place: Place, values: Tensor, selected: Sequence[int]
@@ -136,17 +130,12 @@ class Prompts(NamedTuple):
             yield numbers, logits, leaf
 
 
-def margins(logits: Tensor, target: Tensor) -> Floats:
-    """Return how far the target's logit is above the largest other.
-
-    >>> margins(torch.tensor([[1.0, 3.0, 2.0]]), torch.tensor([1]))
-    array([1.], dtype=float32)
-    """
-    own = target[:, None]
+def first_places(logits: Tensor, target: Tensor) -> Floats:
+    """Return 1.0 where the target's logit is above all others, and 0.0 elsewhere."""
     logits = logits.cpu()
-    others = logits.scatter(1, own, -torch.inf).amax(1)
-    above: Floats = (logits.gather(1, own)[:, 0] - others).numpy()
-    return above
+    above = (logits >= logits.gather(1, target[:, None])).sum(1)
+    firsts: Floats = (above == 1).double().numpy()
+    return firsts
 
 
 def exchanged(difference: Tensor, basis: Tensor) -> Tensor:
@@ -201,17 +190,27 @@ def learn(
     return found
 
 
-def read_part(basis: Tensor, gradients: Tensor) -> Tensor:
-    """Return the part of a subspace that lies in what the answers read.
+def read_alone(
+    basis: Tensor, gradients: Tensor, difference: Tensor
+) -> tuple[Tensor, float]:
+    """Return the moves inside a subspace that come nearest to differences [pair, width]
+    for what the answers read, and the share of the subspace that they do not read.
 
-    >>> read_part(torch.eye(3)[:1] + torch.eye(3)[2:], torch.eye(3)[:2])
-    tensor([[1., 0., 0.]])
+    A dormant pathway takes what it moves from where nobody reads: there it finds
+    nothing.
+
+    >>> basis = torch.tensor([[0.5, 0.5, 0.0]]).sqrt()
+    >>> moves, unread = read_alone(basis, torch.eye(3)[:1], torch.eye(3)[1:2])
+    >>> float(moves.abs().sum()), round(unread, 2)
+    (0.0, 0.5)
     """
     rows = torch.nn.functional.normalize(gradients)
     _, sizes, directions = torch.linalg.svd(rows, full_matrices=False)
     energy = sizes.square().cumsum(0)
     count = int((energy < READ * energy[-1]).sum()) + 1
-    inside = exchanged(basis, directions[:count])
-    _, sizes, rows = torch.linalg.svd(inside, full_matrices=False)
-    read: Tensor = rows[sizes > ROUNDING]
-    return read
+    read = directions[:count]
+    inside = basis @ read.T
+    products = inside @ inside.T
+    along = difference @ read.T @ inside.T
+    moves: Tensor = along @ torch.linalg.pinv(products, rtol=ROUNDING) @ basis
+    return moves, 1 - float(products.trace()) / len(basis)
