@@ -16,7 +16,7 @@ from hiddenscope.results.story import Aside, table_of
 FAITHFUL = 0.8
 ABLATED = {
     "resample": "what was written in the corrupt run",
-    "mean": "what is written on average over all prompts",
+    "mean": "what is written on average in the prompts that chose the edges",
     "zero": "nothing",
 }
 
@@ -111,7 +111,8 @@ def story(report: CircuitReport, result: Result) -> Iterator[Section]:
         values = [f"{value:z.2f}" for value in others.values()]
         kept = estimated(size, "z.2f")
         rows.append((f"{size.share:.1%}", f"{size.edges:,}", kept, *values))
-    columns = "share", "edges", "faithfulness", *others
+    chosen_on = ["where chosen"] if report.held_out else []
+    columns = "share", "edges", "faithfulness", *chosen_on, *report.sizes[0].others
     sizes = Listing("Circuits by size", columns, tuple(rows))
     for area in report.areas:
         numbers = (area.cpr, area.cmd, area.log_cpr, area.log_cmd)
@@ -145,20 +146,28 @@ def _findings(report: CircuitReport) -> Iterator[str]:
     enough = [size for size in report.sizes if size.value >= FAITHFUL]
     size = min(enough, key=lambda size: size.edges)
     where = "on prompts that did not choose them" if report.held_out else "here"
-    yield (
-        f"The strongest {size.share:.1%} of the edges ({size.edges:,} of"
-        f" {report.edges:,}) keep {estimated(size, '.2f')} of the logit difference"
-        f" {where}."
-    )
-    others = []
-    for way, value in size.others.items():
-        others.append(f"{way} {value:z.2f}")
-    yield f"Others of that size keep: {', '.join(others)}."
+    if size.edges == report.edges:
+        yield (
+            f"Of the circuits of up to {report.sizes[-2].share:.0%} of the edges, none"
+            f" keeps {FAITHFUL} of the logit difference {where}."
+        )
+    else:
+        yield (
+            f"The strongest {size.share:.1%} of the edges ({size.edges:,} of"
+            f" {report.edges:,}) keep {estimated(size, '.2f')} of the logit difference"
+            f" {where}."
+        )
+        others = [f"{way} {value:z.2f}" for way, value in size.others.items()]
+        yield f"Others of that size keep: {', '.join(others)}."
     pair = report.answers[0]
     answer, other = quoted_tokens([pair.answer, pair.other])
+    average = "The"
+    if report.contrasts > 1:
+        average = f"On average over {report.tested_on} pairs of prompts, the"
+        answer, other = "the answer", "the other"
     yield (
-        f"The logit of {answer} less that of {other} is {report.clean:.2f} with all"
-        f" edges and {report.ablated:.2f} with none."
+        f"{average} logit of {answer} less that of {other} is {report.clean:.2f} with"
+        f" all edges and {report.ablated:.2f} with none."
     )
     if report.held_out:
         yield (
