@@ -130,11 +130,11 @@ def contrasts_in(name: str) -> "list[hs.Contrast]":
         corrupt.labels,
         clean.groups,
     )
+    names = "clean", "corrupt", "answer", "other", "group"
     contrasts = []
     for number, row in enumerate(zip(*columns, strict=True), 1):
-        *fields, group = row
         try:
-            contrasts.append(hs.Contrast(*fields, group=group))
+            contrasts.append(hs.Contrast(**dict(zip(names, row, strict=True))))
         except TextError as error:
             problem = f"Contrast {number:,} of {clean.name}"
             raise TextError(problem, error.reason, error.remedy) from error

@@ -166,8 +166,8 @@ def _findings(report: CircuitReport) -> Iterator[str]:
         average = f"On average over {report.tested_on} pairs of prompts, the"
         answer, other = "the answer", "the other"
     yield (
-        f"{average} logit of {answer} less that of {other} is {report.clean:.2f} with"
-        f" all edges and {report.ablated:.2f} with none."
+        f"{average} logit of {answer} is {_above(report.clean)} that of {other} with"
+        f" all edges, and {_above(report.ablated)} it with none."
     )
     if report.held_out:
         yield (
@@ -184,3 +184,7 @@ def _findings(report: CircuitReport) -> Iterator[str]:
         f" {report.restored:.2f} of what rounding may do."
     )
     yield from map(Aside, report.notes)
+
+
+def _above(difference: float) -> str:
+    return f"{abs(difference):.2f} {'below' if difference < 0 else 'above'}"
