@@ -133,6 +133,9 @@ def views() -> dict[str, Callable[[hs.Model], Sequence[View]]]:
         "attention.png": lambda model: views_of(late_attention(model))[:1],
         "contributions.png": lambda _: saved("contributions.nc")[:1],
         "patch.png": lambda _: saved("patch.nc"),
+        "circuit.png": lambda model: views_of(hs.circuit(model, CAPITALS, random=1))[
+            :1
+        ],
         "series.png": lambda _: views_of(training_run())[:2],
         "features.png": lambda model: views_of(drawn_features(model))[1:2],
         "graft.png": lambda model: views_of(broken_attention(model))[:1],
