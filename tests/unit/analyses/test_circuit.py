@@ -137,9 +137,11 @@ def test_what_is_told_is_what_was_computed() -> None:
         of_size = data.isel(share=row)
         assert size["share"] == of_size["share"].item() == SHARES[row]
         assert size["where_chosen"] == of_size["where_chosen"].item()
-        assert [*size["others"]] == [*data["way"].values[1:]]
-        for way, value in {"circuit": size["value"], **size["others"]}.items():
-            assert value == of_size["faithfulness"].sel(way=way).item()
+        others = [other["way"] for other in size["others"]]
+        assert others == [*data["way"].values[1:]]
+        for other in [{"way": "circuit", "value": size["value"]}, *size["others"]]:
+            expected = of_size["faithfulness"].sel(way=other["way"]).item()
+            assert other["value"] == expected
         low, high = (of_size[end].sel(way="circuit").item() for end in ("low", "high"))
         assert low == size["low"] and high == size["high"]
         assert low <= size["value"] <= high

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from hiddenscope import progress
-from hiddenscope.analyses.circuit.story import Area, CircuitReport, Size
+from hiddenscope.analyses.circuit.story import Area, CircuitReport, Other, Size
 from hiddenscope.causes.contrast import Contrast
 from hiddenscope.causes.encoding import AskedContrasts, ask_contrasts
 from hiddenscope.causes.estimate import Effects, Method
@@ -219,9 +219,9 @@ def _sizes(
 ) -> list[Size]:
     listed = []
     for number, (share, size) in enumerate(zip(SHARES, sizes, strict=True)):
-        others = {}
+        others = []
         for way, of_way in zip(ways[1:], held_out[1:], strict=True):
-            others[way] = of_way[number].value
+            others.append(Other(way=way, value=of_way[number].value))
         faithful = held_out[0][number]
         listed.append(
             Size(

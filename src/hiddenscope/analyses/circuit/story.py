@@ -22,17 +22,25 @@ ABLATED = {
 
 
 @frozen
+class Other:
+    """How faithful another circuit is, by the way it was made."""
+
+    way: str
+    value: float
+
+
+@frozen
 class Size(Estimate):
     """How faithful the circuit of one size is, and others of that size.
 
     `share` is that of all edges. `where_chosen` is the faithfulness on the prompts that
-    chose the edges, `others` that of other circuits, by how these were made.
+    chose the edges.
     """
 
     share: float
     edges: int
     where_chosen: float
-    others: dict[str, float]
+    others: list[Other]
 
 
 @frozen
@@ -106,13 +114,15 @@ def story(report: CircuitReport, result: Result) -> Iterator[Section]:
     )
     rows, areas = [], []
     for size in report.sizes:
-        others = {"where chosen": size.where_chosen} if report.held_out else {}
-        others |= size.others
-        values = [f"{value:z.2f}" for value in others.values()]
+        others = [other.value for other in size.others]
+        if report.held_out:
+            others = [size.where_chosen, *others]
+        values = [f"{value:z.2f}" for value in others]
         kept = estimated(size, "z.2f")
         rows.append((f"{size.share:.1%}", f"{size.edges:,}", kept, *values))
     chosen_on = ["where chosen"] if report.held_out else []
-    columns = "share", "edges", "faithfulness", *chosen_on, *report.sizes[0].others
+    ways = map(str, data["way"].values[1:])
+    columns = "share", "edges", "faithfulness", *chosen_on, *ways
     sizes = Listing("Circuits by size", columns, tuple(rows))
     for area in report.areas:
         numbers = (area.cpr, area.cmd, area.log_cpr, area.log_cmd)
@@ -157,7 +167,7 @@ def _findings(report: CircuitReport) -> Iterator[str]:
             f" {report.edges:,}) keep {estimated(size, '.2f')} of the logit difference"
             f" {where}."
         )
-        others = [f"{way} {value:z.2f}" for way, value in size.others.items()]
+        others = [f"{other.way} {other.value:z.2f}" for other in size.others]
         yield f"Others of that size keep: {', '.join(others)}."
     pair = report.answers[0]
     answer, other = quoted_tokens([pair.answer, pair.other])
