@@ -133,11 +133,11 @@ def views() -> dict[str, Callable[[hs.Model], Sequence[View]]]:
         "attention.png": lambda model: views_of(late_attention(model))[:1],
         "contributions.png": lambda _: saved("contributions.nc")[:1],
         "patch.png": lambda _: saved("patch.nc"),
+        "series.png": lambda _: views_of(training_run())[:2],
+        "features.png": lambda model: views_of(drawn_features(model))[1:2],
         "circuit.png": lambda model: views_of(hs.circuit(model, CAPITALS, random=1))[
             :1
         ],
-        "series.png": lambda _: views_of(training_run())[:2],
-        "features.png": lambda model: views_of(drawn_features(model))[1:2],
         "graft.png": lambda model: views_of(broken_attention(model))[:1],
         "steer.png": lambda _: saved("steer.nc")[:1],
         "visibility.png": lambda _: saved("visibility.nc")[:2],

@@ -452,29 +452,6 @@ ENTRIES: dict[str, Entry] = {
             "the token that differs, restores at least half of the logit difference at layer\\.0",
         ),
     ),
-    "circuit": Entry(
-        ask=lambda model: hs.circuit(model, CONTRAST, random=1, method="gradient"),
-        results=(
-            lambda: hs.circuit(tiny("llama"), CONTRAST),
-            lambda: hs.circuit(tiny("llama"), CONTRASTS, ablation="mean", random=1),
-            lambda: hs.circuit(
-                tiny("gptj"), CONTRAST, ablation="zero", random=1, method="gradient"
-            ),
-        ),
-        request={
-            "contrasts": {
-                "clean": "The rest",
-                "corrupt": "The best",
-                "answer": "s",
-                "other": "t",
-            }
-        },
-        noise=circuit_noise,
-        planted=(
-            planted_direct_path,
-            "The strongest 0\\.1% of the edges \\(1 of 262\\) keep 1\\.00 .* did not choose",
-        ),
-    ),
     "graft": Entry(
         ask=lambda model: hs.graft(model, (faulty(model), None), [([5, 6, 7], 11)]),
         results=(
@@ -498,6 +475,29 @@ ENTRIES: dict[str, Entry] = {
                 np.repeat(np.arange(12) < 8, 10).reshape(12, 10),
             ),
             "they differ by \\+100 percentage points \\(sign-flip test over 10 prompts: p = 0\\.002\\)",
+        ),
+    ),
+    "circuit": Entry(
+        ask=lambda model: hs.circuit(model, CONTRAST, random=1, method="gradient"),
+        results=(
+            lambda: hs.circuit(tiny("llama"), CONTRAST),
+            lambda: hs.circuit(tiny("llama"), CONTRASTS, ablation="mean", random=1),
+            lambda: hs.circuit(
+                tiny("gptj"), CONTRAST, ablation="zero", random=1, method="gradient"
+            ),
+        ),
+        request={
+            "contrasts": {
+                "clean": "The rest",
+                "corrupt": "The best",
+                "answer": "s",
+                "other": "t",
+            }
+        },
+        noise=circuit_noise,
+        planted=(
+            planted_direct_path,
+            "The strongest 0\\.1% of the edges \\(1 of 262\\) keep 1\\.00 .* did not choose",
         ),
     ),
     "steer": Entry(

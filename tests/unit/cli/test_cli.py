@@ -147,10 +147,10 @@ WITHOUT_TEXTS = {
 }
 # What stands beside the texts.
 BESIDE = {
+    "circuit": ["b", "--answer", " x", "--other", " y"],
     "steer": ["--toward", "a", "--away", "b"],
     "contributions": ["--answer", " a"],
     "patch": ["b", "--answer", " x", "--other", " y"],
-    "circuit": ["b", "--answer", " x", "--other", " y"],
     "examples": ["--direction", "layer.1.mlp.neuron.7"],
 }
 BEFORE = {"drift": ["smollm2"], "search": ["cities-complete"], "compare": ["A text."]}
