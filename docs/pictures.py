@@ -137,6 +137,9 @@ def views() -> dict[str, Callable[[hs.Model], Sequence[View]]]:
         "series.png": lambda _: views_of(training_run())[:2],
         "features.png": lambda model: views_of(drawn_features(model))[1:2],
         "variable.png": lambda model: views_of(number_of_subject(model)),
+        "circuit.png": lambda model: views_of(hs.circuit(model, CAPITALS, random=1))[
+            :1
+        ],
         "graft.png": lambda model: views_of(broken_attention(model))[:1],
         "steer.png": lambda _: saved("steer.nc")[:1],
         "visibility.png": lambda _: saved("visibility.nc")[:2],

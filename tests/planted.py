@@ -133,6 +133,16 @@ def features_of_states() -> hs.Result:
     return hs.features(states, dictionary=replace(dictionary, encoding=encoding))
 
 
+def circuit_noise(generator: np.random.Generator) -> hs.Result:
+    """Circuits for tokens that mean nothing, tested on prompts that did not choose."""
+    tokens = generator.choice(np.arange(9, 99), 16, replace=False).tolist()
+    contrasts = []
+    for number in range(8):
+        clean, corrupt = [5, tokens[number], 7], [5, tokens[number + 8], 7]
+        contrasts.append(hs.Contrast(clean, corrupt, 11, 12))
+    return hs.circuit(random_model(3), contrasts, random=1, method="gradient")
+
+
 def compare_noise(generator: np.random.Generator) -> hs.Result:
     return hs.compare(random_model(1), *random_texts(generator, 2))
 
@@ -230,6 +240,23 @@ def drift_noise(generator: np.random.Generator, factor: float = 1.0) -> hs.Resul
     return hs.drift(
         random_model(seed), (other, tiny_tokenizer()), random_texts(generator, 3)
     )
+
+
+def planted_direct_path() -> hs.Result:
+    """Blocks that add next to nothing leave one edge: from the embeddings to the logits.
+
+    Its prompts differ in their last token.
+    """
+    module: Any = tiny_model("llama")
+    with torch.no_grad():
+        for block in module.model.layers:
+            block.self_attn.o_proj.weight.mul_(1e-4)
+            block.mlp.down_proj.weight.mul_(1e-4)
+    contrasts = []
+    for number in range(8):
+        clean, corrupt = [5, 6, 20 + number], [5, 6, 40 + number]
+        contrasts.append(hs.Contrast(clean, corrupt, 20 + number, 40 + number))
+    return hs.circuit((module, None), contrasts, random=1)
 
 
 def massive() -> hs.Result:

@@ -22,6 +22,7 @@ import hiddenscope as hs
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from tests.planted import (
     apart,
+    circuit_noise,
     clouds,
     compare_noise,
     drift_noise,
@@ -33,6 +34,7 @@ from tests.planted import (
     flips,
     massive,
     patch_noise,
+    planted_direct_path,
     planted_head,
     planted_path,
     previous_token_model,
@@ -62,6 +64,9 @@ CLASSES = (
 # Texts long enough to be aligned by distance.
 MANY = [f"{TEXT} {OTHER} Number {k}." for k in range(6)]
 CONTRAST = hs.Contrast([5, 6, 7], [5, 9, 7], 11, 12)
+CONTRASTS = [
+    hs.Contrast([5, 20 + number, 7], [5, 40 + number, 7], 11, 12) for number in range(8)
+]
 
 _place: tuple[str, torch.dtype] = ("cpu", torch.float32)
 
@@ -521,6 +526,29 @@ ENTRIES: dict[str, Entry] = {
                 np.repeat(np.arange(12) < 8, 10).reshape(12, 10),
             ),
             "they differ by \\+100 percentage points \\(sign-flip test over 10 prompts: p = 0\\.002\\)",
+        ),
+    ),
+    "circuit": Entry(
+        ask=lambda model: hs.circuit(model, CONTRAST, random=1, method="gradient"),
+        results=(
+            lambda: hs.circuit(tiny("llama"), CONTRAST),
+            lambda: hs.circuit(tiny("llama"), CONTRASTS, ablation="mean", random=1),
+            lambda: hs.circuit(
+                tiny("gptj"), CONTRAST, ablation="zero", random=1, method="gradient"
+            ),
+        ),
+        request={
+            "contrasts": {
+                "clean": "The rest",
+                "corrupt": "The best",
+                "answer": "s",
+                "other": "t",
+            }
+        },
+        noise=circuit_noise,
+        planted=(
+            planted_direct_path,
+            "The strongest 0\\.1% of the edges \\(1 of 262\\) keep 1\\.00 .* did not choose",
         ),
     ),
     "steer": Entry(

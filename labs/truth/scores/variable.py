@@ -261,7 +261,7 @@ def score_dormant(card: Scorecard) -> None:
     vector = unread / np.linalg.norm(unread) + dormant / np.linalg.norm(dormant)
     (cell,) = _told(known, asked, asked.pairs, vector).facts["cells"]
     card.add(WORKS, cell["value"])
-    card.count(EXPOSED, bool(cell["failed"]))
+    card.count(EXPOSED, "read" in cell["failed"])
     own = own_direction(known, written, *asked.values)
     (cell,) = _told(known, asked, asked.pairs, own).facts["cells"]
     card.count(SPARED, not cell["failed"])

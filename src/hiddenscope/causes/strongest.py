@@ -93,8 +93,8 @@ def graph(title: str, edges: Sequence[StrongEdge], data: "xarray.Dataset") -> Gr
         else:
             # Keys and values that several heads share are a part of their own.
             drawn.append((edge.writer, part, f"{kind} {number}", edge.effect))
-    exact = [np.nan if edge.exact is None else edge.exact for edge in edges]
+    exact = np.array([edge.exact for edge in edges], dtype=float)
     possible = int(np.isfinite(data["effect"].values).sum())
     note = f"The {len(edges)} strongest of {possible:,} edges."
     unit = SHARE["units"]
-    return Graph.of(title, drawn, unit=unit, note=note, exact=np.array(exact))
+    return Graph.of(title, drawn, unit=unit, note=note, exact=exact)

@@ -23,6 +23,7 @@ from hiddenscope.cli.arguments import (
     VECTORS,
     check_group,
     check_place,
+    contrasts_in,
     dataset,
     is_store,
     numbers_in,
@@ -58,6 +59,12 @@ WITH_DICTIONARY = (
     "lens",
     "steer",
 )
+MORE = Parameter(
+    "more",
+    "word",
+    "Further contrasts: a table with the columns clean, corrupt, answer, other and"
+    " group.",
+)
 PROOF_TEXTS = Parameter(
     "proof_texts",
     "word",
@@ -92,6 +99,8 @@ def asks(
     ]
     if word in WITH_DICTIONARY:
         more += (PROOF_TEXTS,)
+    if any(parameter.kind == "contrast" for parameter in description.parameters):
+        more += (MORE,)
     details = description.details or (
         f"Prints the findings. --out {word}.html keeps the pictures, .csv the numbers."
     )
@@ -113,7 +122,10 @@ def ask(word: str, shared: Shared, arguments: Arguments) -> "hs.Result":
         arguments["data"] = dataset(arguments["data"], *columns)
     for parameter in describe(word).parameters:
         if parameter.fields and not parameter.takes_model:
-            arguments[parameter.name] = build_value(parameter, None, arguments)
+            value = build_value(parameter, None, arguments)
+            if arguments.get("more") is not None:
+                value = [value, *contrasts_in(arguments["more"])]
+            arguments[parameter.name] = value
     source = source_of(shared, arguments)
     result: hs.Result = getattr(hs, word)(
         source, **argument_values(word, shared, arguments, source)

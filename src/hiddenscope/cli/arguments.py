@@ -119,6 +119,28 @@ def dataset(
     return reader.read(checked_source(name), text=text, label=label, group=group)
 
 
+def contrasts_in(name: str) -> "list[hs.Contrast]":
+    """Read contrasts from a table whose columns are their fields."""
+    clean = dataset(name, "clean", "answer", "group")
+    corrupt = dataset(name, "corrupt", "other")
+    columns: Any = (
+        clean.texts,
+        corrupt.texts,
+        clean.labels,
+        corrupt.labels,
+        clean.groups,
+    )
+    names = "clean", "corrupt", "answer", "other", "group"
+    contrasts = []
+    for number, row in enumerate(zip(*columns, strict=True), 1):
+        try:
+            contrasts.append(hs.Contrast(**dict(zip(names, row, strict=True))))
+        except TextError as error:
+            problem = f"Contrast {number:,} of {clean.name}"
+            raise TextError(problem, error.reason, error.remedy) from error
+    return contrasts
+
+
 def check_group(label: str | None, group: str | None) -> None:
     """Refuse groups that are the labels: no text of a label would be left to test."""
     if group is not None and group == label:

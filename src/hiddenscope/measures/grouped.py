@@ -143,5 +143,5 @@ def _means_and_errors(
     squares = times @ sums**2 - 2 * means * (times @ (sums * sizes))
     squares += means**2 * (times @ sizes**2)
     # Rounding must not take the square of nearly equal groups below zero.
-    errors = np.sqrt(np.maximum(squares, TINY)) / total
+    errors = np.sqrt(np.maximum(squares, TINY)) / np.abs(total)
     return means, errors

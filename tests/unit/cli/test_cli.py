@@ -148,6 +148,7 @@ WITHOUT_TEXTS = {
 }
 # What stands beside the texts.
 BESIDE = {
+    "circuit": ["b", "--answer", " x", "--other", " y"],
     "steer": ["--toward", "a", "--away", "b"],
     "contributions": ["--answer", " a"],
     "patch": ["b", "--answer", " x", "--other", " y"],

@@ -52,9 +52,11 @@ def labels(drawn: Figure) -> Iterator[Text]:
         for label in [*_across(axes), *axes.texts]
     }
     for axes in drawn.axes:
-        # Ticks beyond the ends of an axis are not drawn.
+        # Ticks beyond the ends of an axis are not drawn, nor any where it is off.
         for axis in (axes.xaxis, axes.yaxis):
             shown = {id(tick) for tick in axis._update_ticks()}  # type: ignore[attr-defined]
+            if not axes.axison:
+                shown = set()
             left_out |= {
                 id(tick.label1)
                 for tick in axis.get_major_ticks()

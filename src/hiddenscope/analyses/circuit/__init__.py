@@ -35,7 +35,10 @@ def circuit(
         ask("How edges are scored, as in `edges`."),
     ] = "integrated",
     random: Annotated[
-        int, ask("How many random circuits of each size are beside it.", aside=True)
+        int,
+        ask(
+            "How many random circuits of each size are beside it.", least=0, aside=True
+        ),
     ] = 2,
     seed: Annotated[int, SEED] = 0,
 ) -> "Result":
@@ -43,11 +46,11 @@ def circuit(
 
     Edges are ranked by the size of their effect (`edges`), and the strongest are kept:
     from 0.1% of them to all. Through all other edges goes what was written in the
-    corrupt run, the mean over all prompts, or nothing. Faithfulness is the share of the
-    logit difference between the answers that is left: 1 is the model, 0 the run with no
-    edge kept. With several contrasts half of the groups choose the edges, and the
-    others test them. Beside it are circuits of random edges, those that a plain
-    gradient chooses, and the complement, which keeps all edges but these.
+    corrupt run, the mean over the prompts that choose, or nothing. Faithfulness is the
+    share of the logit difference between the answers that is left: 1 is the model, 0
+    the run with no edge kept. With several contrasts half of the groups choose the
+    edges, and the others test them. Beside it are circuits of random edges, those that
+    a plain gradient chooses, and the complement, which keeps all edges but these.
 
     >>> import hiddenscope as hs
     >>> from hiddenscope.testing import tiny_model

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 
 from hiddenscope import progress
-from hiddenscope.analyses.circuit.story import Area, CircuitReport, Size
+from hiddenscope.analyses.circuit.story import Area, CircuitReport, Other, Size
 from hiddenscope.causes.contrast import Contrast
 from hiddenscope.causes.encoding import AskedContrasts, ask_contrasts
 from hiddenscope.causes.estimate import Effects, Method
 from hiddenscope.causes.rewire import check_restored, rewire
 from hiddenscope.causes.strongest import SHARE, strongest_edges
 from hiddenscope.causes.wiring import Wiring
-from hiddenscope.errors import TextError
+from hiddenscope.errors import PassError, TextError
 from hiddenscope.measures.grouped import MIN_BOOTSTRAPPED, estimate
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.passes.sweep import logits_tolerance
@@ -53,6 +53,13 @@ def find_circuit(
     """Rank the edges on some contrasts, and test circuits of every size on others."""
     model = as_model(model)
     asked = ask_contrasts(model, contrasts, "find a circuit of", one_form=False)
+    if ablation == "zero" and model.dtype in (torch.bfloat16, torch.float16):
+        raise PassError(
+            f"Cannot ablate {model.name} with zeros",
+            f"in {str(model.dtype).removeprefix('torch.')} what is left of a stream is"
+            " rounding, which norms enlarge",
+            "Use float32, or ablation='resample'.",
+        )
     wiring = Wiring.of(model)
     generator = np.random.default_rng(seed)
     choosing, testing = _split(asked, generator)
@@ -219,9 +226,9 @@ def _sizes(
 ) -> list[Size]:
     listed = []
     for number, (share, size) in enumerate(zip(SHARES, sizes, strict=True)):
-        others = {}
+        others = []
         for way, of_way in zip(ways[1:], held_out[1:], strict=True):
-            others[way] = of_way[number].value
+            others.append(Other(way=way, value=of_way[number].value))
         faithful = held_out[0][number]
         listed.append(
             Size(

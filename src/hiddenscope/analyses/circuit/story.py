@@ -16,9 +16,17 @@ from hiddenscope.results.story import Aside, table_of
 FAITHFUL = 0.8
 ABLATED = {
     "resample": "what was written in the corrupt run",
-    "mean": "what is written on average over all prompts",
+    "mean": "what is written on average in the prompts that chose the edges",
     "zero": "nothing",
 }
+
+
+@frozen
+class Other:
+    """How faithful another circuit is, by the way it was made."""
+
+    way: str
+    value: float
 
 
 @frozen
@@ -26,13 +34,13 @@ class Size(Estimate):
     """How faithful the circuit of one size is, and others of that size.
 
     `share` is that of all edges. `where_chosen` is the faithfulness on the prompts that
-    chose the edges, `others` that of other circuits, by how these were made.
+    chose the edges.
     """
 
     share: float
     edges: int
     where_chosen: float
-    others: dict[str, float]
+    others: list[Other]
 
 
 @frozen
@@ -106,12 +114,15 @@ def story(report: CircuitReport, result: Result) -> Iterator[Section]:
     )
     rows, areas = [], []
     for size in report.sizes:
-        others = {"where chosen": size.where_chosen} if report.held_out else {}
-        others |= size.others
-        values = [f"{value:z.2f}" for value in others.values()]
+        others = [other.value for other in size.others]
+        if report.held_out:
+            others = [size.where_chosen, *others]
+        values = [f"{value:z.2f}" for value in others]
         kept = estimated(size, "z.2f")
         rows.append((f"{size.share:.1%}", f"{size.edges:,}", kept, *values))
-    columns = "share", "edges", "faithfulness", *others
+    chosen_on = ["where chosen"] if report.held_out else []
+    ways = map(str, data["way"].values[1:])
+    columns = "share", "edges", "faithfulness", *chosen_on, *ways
     sizes = Listing("Circuits by size", columns, tuple(rows))
     for area in report.areas:
         numbers = (area.cpr, area.cmd, area.log_cpr, area.log_cmd)
@@ -145,20 +156,28 @@ def _findings(report: CircuitReport) -> Iterator[str]:
     enough = [size for size in report.sizes if size.value >= FAITHFUL]
     size = min(enough, key=lambda size: size.edges)
     where = "on prompts that did not choose them" if report.held_out else "here"
-    yield (
-        f"The strongest {size.share:.1%} of the edges ({size.edges:,} of"
-        f" {report.edges:,}) keep {estimated(size, '.2f')} of the logit difference"
-        f" {where}."
-    )
-    others = []
-    for way, value in size.others.items():
-        others.append(f"{way} {value:z.2f}")
-    yield f"Others of that size keep: {', '.join(others)}."
+    if size.edges == report.edges:
+        yield (
+            f"Of the circuits of up to {report.sizes[-2].share:.0%} of the edges, none"
+            f" keeps {FAITHFUL} of the logit difference {where}."
+        )
+    else:
+        yield (
+            f"The strongest {size.share:.1%} of the edges ({size.edges:,} of"
+            f" {report.edges:,}) keep {estimated(size, '.2f')} of the logit difference"
+            f" {where}."
+        )
+        others = [f"{other.way} {other.value:z.2f}" for other in size.others]
+        yield f"Others of that size keep: {', '.join(others)}."
     pair = report.answers[0]
     answer, other = quoted_tokens([pair.answer, pair.other])
+    average = "The"
+    if report.contrasts > 1:
+        average = f"On average over {report.tested_on} pairs of prompts, the"
+        answer, other = "the answer", "the other"
     yield (
-        f"The logit of {answer} less that of {other} is {report.clean:.2f} with all"
-        f" edges and {report.ablated:.2f} with none."
+        f"{average} logit of {answer} is {_above(report.clean)} that of {other} with"
+        f" all edges, and {_above(report.ablated)} it with none."
     )
     if report.held_out:
         yield (
@@ -175,3 +194,7 @@ def _findings(report: CircuitReport) -> Iterator[str]:
         f" {report.restored:.2f} of what rounding may do."
     )
     yield from map(Aside, report.notes)
+
+
+def _above(difference: float) -> str:
+    return f"{abs(difference):.2f} {'below' if difference < 0 else 'above'}"

@@ -50,10 +50,13 @@ WORSE = ("unchanged", "random", "mismatched", "shuffled", "reinitialised")
 class Trial(NamedTuple):
     """Pairs in one model: the runs of their bases and sources, their groups and folds,
     and another source for each, drawn from all of them.
+
+    `direct` [pair, width] is what the answers read of the last layer.
     """
 
     base: Prompts
     source: Prompts
+    direct: Tensor
     groups: Ints
     folds: Ints
     wrong: Ints
@@ -133,7 +136,9 @@ def find_variable(
     def trial_in(model: Model) -> Trial:
         base = _prompts(model, encoded, 0, selected)
         source = _prompts(model, encoded, 1, selected)
-        return Trial(base, source, groups, folds, wrong, subspace, rank, seed)
+        last = Place(Site(model.anatomy.stacks[0].depth), base.at)
+        direct, _ = base.gradients(last, base.rows(last), range(len(encoded)))
+        return Trial(base, source, direct, groups, folds, wrong, subspace, rank, seed)
 
     with autograd.restored(inference=False), torch.no_grad():
         trial = trial_in(model)
@@ -229,6 +234,10 @@ def _look(trial: Trial, place: Place) -> Looked | None:
         awake, _ = prompts.gradients(place, after, others)
         here = torch.from_numpy(trial.folds == fold)
         gradients = torch.cat([gradients, awake])
+        if not place.site.is_inner:
+            # What reaches the answers past all later parts is read apart from these.
+            passes = place.positions[others] == prompts.at[others]
+            gradients = torch.cat([gradients, trial.direct[others][passes]])
         read[here], share = read_alone(basis, gradients, difference[here])
         shares.append(share)
     shifts = {
@@ -457,7 +466,8 @@ def _prompts(
         assert run.logits is not None
         starts = np.cumsum([0, *batch.lengths[:-1]])
         logits[texts] = run.logits[starts + at[texts]][:, candidates].double().cpu()
-    states = model.capture(inputs, sites)
+    last = Site(model.anatomy.stacks[0].depth)
+    states = model.capture(inputs, tuple(sorted({*sites, last})))
     assert isinstance(states, States), "the model has one stack"
     return Prompts(
         model, inputs, at, torch.from_numpy(candidates), answer, target, logits, states
