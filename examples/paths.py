@@ -62,7 +62,7 @@ def main() -> None:
         if options.quick:
             contrasts = contrasts[:4]
         circuit = hs.circuit(model, contrasts)
-        edges = hs.edges(model, contrasts, exact=SHOWN)
+        edges = hs.edges(model, contrasts, exact=SHOWN, sample=40)
         for result in (circuit, edges):
             facts[f"{name}, {result.kind}"] = dict(result.facts)
             result.save(options.out / f"{name}-{result.kind}.html")

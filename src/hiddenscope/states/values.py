@@ -92,9 +92,10 @@ class States:
         else:
             fits = values.ndim == 3 and values.shape[:2] == (len(self.sites), count)
         if not fits:
-            shape = str(list(values.shape))
             if isinstance(values, MixedValues):
                 shape = f"those of {summarise(values.sites)}, of {values.tokens} tokens"
+            else:
+                shape = str(list(values.shape))
             raise StatesError(
                 problem,
                 f"the values are {shape}, and with these sites and tokens they must be"
