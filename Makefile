@@ -7,7 +7,7 @@ PACKAGE := .venv/.package
 STAMP := .venv/.installed
 CHECKS := .venv/.checks
 EVERYTHING := .venv/.everything
-EXPERIMENTS := two_sentences visibility future cities hooks port corpus steering lenses neurons syntax checkpoints dictionary
+EXPERIMENTS := two_sentences visibility future cities hooks port corpus steering lenses neurons syntax checkpoints dictionary paths
 SCRIPTS := $(wildcard src/hiddenscope/*/static/*.js docs/site/static/*.js)
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt
 # A network that fails for a moment is asked again, twice.

@@ -56,7 +56,6 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     model = hs.load(options.model, device=options.device)
     facts: dict[str, Any] = {"model": options.model}
-    results = {}
     lines = []
     for name, contrasts in (("capitals", capitals()), ("agreement", agreement())):
         if options.quick:
@@ -69,11 +68,10 @@ def main() -> None:
             lines += [name, result.summary()]
             print("\n".join(lines[-2:]), flush=True)
         edges.save(options.out / f"{name}-edges.png")
-        results[name] = circuit
     (options.out / "findings.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     found = json.dumps(facts, indent=1, default=float)
     (options.out / "findings.json").write_text(found + "\n", encoding="utf-8")
-    draw(results, options.out / "circuits.png")
+    draw(facts, options.out / "circuits.png")
 
 
 def capitals() -> list[hs.Contrast]:
@@ -102,22 +100,24 @@ def agreement() -> list[hs.Contrast]:
     return contrasts
 
 
-def draw(results: dict[str, hs.Result], path: Path) -> None:
+def draw(facts: dict[str, Any], path: Path) -> None:
     """Draw the faithfulness of circuits by size, for each behaviour."""
-    figure, axes = plt.subplots(1, len(results), figsize=(8, 3), sharey=True)
-    for axis, (name, result) in zip(axes, results.items(), strict=True):
-        data = result.data
-        shares = 100 * data["share"].values
-        for way in data["way"].values:
-            of_way = data.sel(way=way)
-            style = "-" if way == "circuit" else "--"
-            axis.plot(shares, of_way["faithfulness"], style, label=str(way))
-            if way == "circuit":
-                axis.fill_between(shares, of_way["low"], of_way["high"], alpha=0.2)
+    figure, axes = plt.subplots(1, 2, figsize=(8, 3.4), sharey=True)
+    for axis, name in zip(axes, ("capitals", "agreement"), strict=True):
+        sizes = facts[f"{name}, circuit"]["sizes"]
+        shares = [100 * size["share"] for size in sizes]
+        axis.plot(shares, [size["value"] for size in sizes], label="circuit")
+        if all(size["low"] is not None for size in sizes):
+            low, high = ([size[end] for size in sizes] for end in ("low", "high"))
+            axis.fill_between(shares, low, high, alpha=0.2)
+        for number, other in enumerate(sizes[0]["others"]):
+            values = [size["others"][number]["value"] for size in sizes]
+            axis.plot(shares, values, "--", label=other["way"])
         axis.set(xscale="log", xlabel="% of the edges", title=name)
     axes[0].set_ylabel("faithfulness")
-    axes[0].legend(fontsize="small")
-    figure.tight_layout()
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.tight_layout(rect=(0, 0.09, 1, 1))
+    figure.legend(handles, labels, loc="lower center", ncols=5, fontsize="small")
     figure.savefig(path, dpi=150)
 
 
