@@ -469,6 +469,14 @@ ENTRIES: dict[str, Entry] = {
                 tiny("llama"), exchanges(6), sites="layer.1", subspace="pca", rank=2
             ),
         ),
+        request={
+            "pairs": [
+                f'{{"base": "The rest {k} is", "source": "The best {k} is",'
+                ' "answer": 11, "counterfactual": 12}'
+                for k in range(6)
+            ],
+            "sites": "layer.1",
+        },
         noise=variable_noise,
         planted=(
             lambda: hs.variable(signed_model(), signed_pairs(16), sites="layer.1"),

@@ -163,7 +163,6 @@ ANALYSES = (
         "variable",
         "Which subspace of a state holds a variable?",
         "change",
-        in_app=False,
         heading="a variable in",
     ),
     Analysis(

@@ -57,6 +57,7 @@ Kind: TypeAlias = Literal[
     "words",
     "path",
     "contrast",
+    "pairs",
     "direction",
     "dictionary",
     "sampling",
@@ -64,7 +65,8 @@ Kind: TypeAlias = Literal[
 """What a parameter takes. `data` are labelled texts, `numbers` one number or several, a
 `word` is any short string, and `words` are several. A `dictionary` is a path or a
 word, and in a form one of those that the workbench lists. What else may be a name or a
-path, such as a lens or a corpus, is a `word`: a `path` becomes a `pathlib.Path`. A
+path, such as a lens or a corpus, is a `word`: a `path` becomes a `pathlib.Path`.
+`pairs` are a path of a file, and in a form JSON lines. A
 `contrast`, a `direction` and a `sampling` have fields, which are parameters themselves.
 """
 

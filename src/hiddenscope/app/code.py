@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, TypeAlias
 from hiddenscope.app.library import holds_pair
 from hiddenscope.app.schemas import form_parameters
 from hiddenscope.catalog import ANALYSIS
+from hiddenscope.causes.contrast import interchanges
 from hiddenscope.interface import Kind, Parameter
 from hiddenscope.texts import names_a_file
 
@@ -357,6 +358,8 @@ def _as_python(parameter: Parameter, value: Any, names: Names, of_states: bool) 
         if parameter.takes_model:
             arguments = ["model", *arguments]
         return f"hs.{parameter.constructor}({', '.join(arguments)})"
+    if parameter.kind == "pairs":
+        return f"[{', '.join(f'hs.{pair!r}' for pair in interchanges(value))}]"
     if parameter.repeated and isinstance(value, str):
         return repr([value])
     return repr(protect_from_file_lookup(parameter.kind, value))
@@ -380,6 +383,8 @@ def command_words(
             options += parameter.python_default
         elif parameter.python_only:
             raise NoCommand(parameter.python_only)
+        elif parameter.kind == "pairs":
+            raise NoCommand("A command reads pairs from a file.")
         elif parameter.fields:
             more = command_words(parameter.fields, value, names, dtype)
             options += more[0]

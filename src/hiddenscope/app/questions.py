@@ -31,6 +31,7 @@ from hiddenscope.app.code import protect_from_file_lookup
 from hiddenscope.app.schemas import form_parameters
 from hiddenscope.app.uploads import labelled_from
 from hiddenscope.catalog import ANALYSIS
+from hiddenscope.causes.contrast import interchanges
 from hiddenscope.interface import Parameter, build_value, describe
 from hiddenscope.results import Result
 from hiddenscope.workers import Header
@@ -76,6 +77,8 @@ def _convert(
         return models.dictionary(value, model, arguments.get("site", ""))
     if parameter.fields:
         return build_value(parameter, source, value)
+    if parameter.kind == "pairs":
+        return interchanges(value)
     if parameter.kind == "data":
         # A shipped dataset has a name. An upload comes with its texts.
         return hs.read(value) if isinstance(value, str) else labelled_from(value)

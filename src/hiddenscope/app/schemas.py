@@ -201,6 +201,7 @@ class FitArguments(Strict):
 TYPES: dict[Kind, Any] = {
     "text": OneText,
     "texts": SomeTexts,
+    "pairs": SomeTexts,
     "model": ModelChoice,
     "data": Annotated[str, Field(pattern=DATA_NAME)],
     "dictionary": Annotated[str, Field(pattern=DICTIONARY_NAME)],

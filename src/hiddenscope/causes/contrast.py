@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeAlias
@@ -169,19 +169,45 @@ def read_interchanges(path: str) -> list[Interchange]:
     try:
         with Path(path).open(encoding="utf-8", newline="") as lines:
             if path.endswith(".jsonl"):
-                rows = [dict(json.loads(line)) for line in lines if line.strip()]
-            else:
-                rows = [*csv.DictReader(lines)]
-    except (OSError, ValueError, TypeError, csv.Error) as error:
+                return interchanges(lines)
+            rows = [*csv.DictReader(lines)]
+    except (OSError, UnicodeError, csv.Error) as error:
         problem = f"Cannot read pairs from {path[:80]!a}"
         remedy = "Give a .jsonl or .csv file with base, source, answer, counterfactual."
         raise FileError(problem, f"{error}"[:120], remedy) from error
+    return [_interchange(row) for row in rows]
+
+
+def interchanges(lines: str | Iterable[str]) -> list[Interchange]:
+    """Return the pairs of JSON lines, whose keys are the fields.
+
+    >>> line = '{"base": [5, 6], "source": [7, 6], "answer": 1, "counterfactual": 2}'
+    >>> interchanges([line])[0].source
+    (7, 6)
+    """
     pairs = []
-    for row in rows:
-        # An empty field of a table was not given.
-        fields = {str(name): value for name, value in row.items() if value != ""}
-        pairs.append(Interchange(**fields))
+    if isinstance(lines, str):
+        lines = lines.splitlines()
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = dict(json.loads(line))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise TextError(
+                f"Line {number} is no pair",
+                f"it is no JSON object: {line.strip()!a:.60}",
+                'Write {"base": "...", "source": "...", "answer": "...",'
+                ' "counterfactual": "..."}.',
+            ) from error
+        pairs.append(_interchange(row))
     return pairs
+
+
+def _interchange(row: Mapping[str, Any]) -> Interchange:
+    # An empty field of a table was not given.
+    fields = {str(name): value for name, value in row.items() if value != ""}
+    return Interchange(**fields)
 
 
 def _check(pair: Any, prompts: Sequence[str], answers: Sequence[str]) -> None:

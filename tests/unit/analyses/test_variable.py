@@ -260,7 +260,7 @@ def test_pairs_of_a_file(tmp_path: Path, tiny: Tiny) -> None:
     for path in (table, lines):
         assert hs.variable(model, str(path), **options).data.equals(expected.data)
     lines.write_text("{not json")
-    with pytest.raises(FileError, match=r"base, source, answer, counterfactual"):
+    with pytest.raises(TextError, match="Line 1 is no pair: it is no JSON object"):
         hs.variable(model, str(lines))
     with pytest.raises(FileError, match="No such file"):
         hs.variable(model, "nowhere.csv")

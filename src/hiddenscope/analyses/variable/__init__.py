@@ -25,7 +25,12 @@ def variable(
     model: "ModelLike",
     pairs: Annotated[
         Sequence[Interchange] | str,
-        ask("Pairs of prompts and their answers: a .jsonl or .csv file."),
+        ask(
+            "Pairs of prompts and their answers: a .jsonl or .csv file.",
+            kind="pairs",
+            form_help='One pair a line: {"base": "...", "source": "...", "answer":'
+            ' "...", "counterfactual": "..."}.',
+        ),
     ],
     *,
     sites: Annotated["SitePatterns", SITES] = "layer.*",
@@ -35,6 +40,7 @@ def variable(
             "Positions, as -1 for the last; the last that differs and the last if not"
             " given.",
             python_only="the default serves most pairs",
+            in_form=False,
         ),
     ] = None,
     subspace: Annotated[

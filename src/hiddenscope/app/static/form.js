@@ -103,7 +103,7 @@ const FIELDS = {
  * @returns {Field}
  */
 function typed({ kind, label, help, default: value }) {
-  const many = kind === "texts";
+  const many = kind === "texts" || kind === "pairs";
   const wide = many || kind === "text";
   const rows = many ? "3" : "1";
   const type = kind === "integer" ? "number" : "text";
@@ -129,7 +129,7 @@ function typed({ kind, label, help, default: value }) {
  */
 function valueOf(kind, typed) {
   if (!typed.trim()) return undefined;
-  if (kind === "texts") return typed.split("\n").filter((line) => line.trim());
+  if (kind === "texts" || kind === "pairs") return typed.split("\n").filter((line) => line.trim());
   if (kind === "integer") return Math.round(Number(typed));
   if (kind === "numbers")
     return typed.trim() === "ablate" ? "ablate" : typed.split(",").map(Number);
