@@ -21,7 +21,10 @@ UNLIKE = {
     "probe": {"mix_weight", "mix_weight_fold"},
     # A principal component has no sign, and random directions are scaled on states that
     # are drawn along components.
-    "features": {"activation", "unexplained", "written"},
+    "features": {"activation", "unexplained", "written", "share"},
+    "variable": {"basis"},
+    # Nearly equal draws of a bootstrap change their order.
+    "circuit": {"low", "high"},
     # A share of permutations jumps where two statistics change their order.
     "attention": {"p", "p_half"},
     # The noise that a difference is measured against is that of the device.
@@ -175,7 +178,12 @@ def test_an_analysis_gives_what_it_gives_on_a_cpu(word, place):
 @pytest.mark.parametrize(("word", "place"), CASES)
 def test_an_analysis_runs_in_bfloat16(word, place):
     with placed("cuda", torch.bfloat16):
-        result = RUNS[word][place]()
+        try:
+            result = RUNS[word][place]()
+        except hs.errors.Error as error:
+            # What two runs differ by may be less than rounding.
+            assert word in ("edges", "circuit") and "rounding" in str(error)
+            return
     assert result.data.sizes == on_cpu(word, place).data.sizes
     assert result.summary()
 
