@@ -170,7 +170,7 @@ def _run_unpatched_batch(
         encoder_output = None
         if encoded is not None:
             encoder_output = encoded[row : row + 1, : len(inputs.ids[row])]
-        of_text = {}
+        of_text: dict[Site, Tensor] = {}
         for stack_states in states.values():
             own = stack_states.of(row)
             of_text |= {site: own.values[k] for k, site in enumerate(own.sites)}
