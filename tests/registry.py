@@ -480,7 +480,7 @@ ENTRIES: dict[str, Entry] = {
         noise=variable_noise,
         planted=(
             lambda: hs.variable(signed_model(), signed_pairs(16), sites="layer.1"),
-            "A subspace of rank 1 holds the variable in layer\\.1 at the last token",
+            "A subspace of rank 1 holds the variable in layer\\.1 at the answering token",
         ),
     ),
     "edges": Entry(

@@ -109,9 +109,12 @@ class Effects:
                 away = self._read_by_mlp(layer, some) - self.base[layout.mlp]
                 parts["mlp"] = _along(away, slopes[layout.mlp]).sum(-1, keepdim=True)
                 for kind, values in parts.items():
-                    values = values.abs() if gradients == "dropped" else values
+                    mean = values[0]
+                    if gradients == "dropped":
+                        # Dropping its own layer, nothing is left of a reader.
+                        mean = values.abs().sum(0) / max(1, len(values) - 1)
                     own = np.ix_(some, np.array(readers[kind]))
-                    shares = values.mean(0).double().cpu().numpy() / span
+                    shares = mean.double().cpu().numpy() / span
                     effects[own] = np.where(possible[own], shares, np.nan)
         effects[:, -1] = self.through_logits()
         return effects
@@ -188,7 +191,7 @@ class Effects:
     ) -> dict[Site, Tensor]:
         """Return states of a block [reading, token, width], one reading in each row.
 
-        Its MLP reads the change in every row.
+        Its MLP, which comes after all that a head reads, reads the change in every row.
         """
         layout = self.wiring.layouts[layer - 1]
         away = self.differences[[reading.writer for reading in readings]]
@@ -205,7 +208,7 @@ class Effects:
             states = self.base[site]
             before = states.reshape(len(states), heads, -1)
             reads = torch.tensor(own, device=before.device)
-            changes[site] = partial(_heads_where, reads, before)
+            changes[site] = partial(_replace_heads, reads, before)
         reads_mlp = any(site.branch == "mlp" for site in sites)
         if reads_mlp and not layout.parallel:
             before = self.base[mid]
@@ -242,7 +245,8 @@ class Effects:
         for layer, layout in enumerate(wiring.layouts, 1):
             sites += [Site(layer, "attn.z"), layout.mlp]
         watches: list[hooks.Watch] = []
-        if gradients == "dropped":
+        # Of a single block there is no other to drop.
+        if gradients == "dropped" and depth > 1:
             for row, tap in enumerate(self.model.anatomy.stacks[0].proof.taps[1:]):
                 block = self.model.module.get_submodule(tap.path)
                 watches += _dropping(block, row)
@@ -274,8 +278,8 @@ def _along(away: Tensor, slopes: Tensor) -> Tensor:
     return torch.stack([(wide * slope).sum(1) for slope in slopes])
 
 
-def _heads_where(own: Tensor, before: Tensor, states: Tensor) -> Tensor:
-    """Return states whose heads are other ones, but where a row reads its own."""
+def _replace_heads(own: Tensor, before: Tensor, states: Tensor) -> Tensor:
+    """Return what heads read: their own states in some rows, and those before."""
     heads = states.reshape(*states.shape[:2], *before.shape[-2:])
     return torch.where(own, heads, before).flatten(-2)
 

@@ -50,8 +50,17 @@ def strongest_edges(data: "xarray.Dataset") -> list[StrongEdge]:
     if "exact" in data:
         exactly = data["exact"].values
     known = np.where(np.isnan(exactly), effects, exactly)
+    return edges_at(data, largest(known, MOST))
+
+
+def edges_at(data: "xarray.Dataset", places: Ints) -> list[StrongEdge]:
+    """Return edges [edge, (writer, reader)] of a result."""
+    effects = data["effect"].values
+    exactly = np.full_like(effects, np.nan)
+    if "exact" in data:
+        exactly = data["exact"].values
     listed = []
-    for writer, reader in largest(known, MOST):
+    for writer, reader in places:
         value = float(exactly[writer, reader])
         listed.append(
             StrongEdge(
@@ -64,7 +73,7 @@ def strongest_edges(data: "xarray.Dataset") -> list[StrongEdge]:
     return listed
 
 
-def table(edges: Sequence[StrongEdge]) -> Table:
+def table(edges: Sequence[StrongEdge], title: str) -> Table:
     """Return the strongest edges as a table of a terminal; pages have the graph's."""
     rows = []
     for edge in edges[:MOST_PRINTED]:
@@ -75,7 +84,7 @@ def table(edges: Sequence[StrongEdge]) -> Table:
     columns = ["writer", "reader", "effect", "exact"]
     most = max(map(len, rows), default=len(columns))
     padded = [[*cells, *[""] * (most - len(cells))] for cells in rows]
-    return Table(columns[:most], padded, (0, 1), "The strongest edges")
+    return Table(columns[:most], padded, (0, 1), title)
 
 
 def graph(title: str, edges: Sequence[StrongEdge], data: "xarray.Dataset") -> Graph:

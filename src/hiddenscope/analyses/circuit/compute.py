@@ -169,11 +169,14 @@ class _Trial:
             clean += measures.start / len(numbers)
             ablated += left[-1] / len(numbers)
         if abs(sum(spans)) <= allowed:
+            remedy = "Give prompts that tell the answers apart."
+            if self.ablation != "resample":
+                remedy = "Use ablation='resample', or other prompts."
             raise TextError(
                 "Faithfulness is a share of the difference between two runs",
                 f"with no edge kept the answer is preferred by {ablated:.3g} in logits,"
                 f" and with all by {clean:.3g}",
-                "Use ablation='resample', or other prompts.",
+                remedy,
             )
         self.clean, self.ablated = clean, ablated
         groups = np.unique(self.asked.groups[[*numbers]], return_inverse=True)[1]

@@ -148,7 +148,7 @@ def story(report: CircuitReport, result: Result) -> Iterator[Section]:
         (graph(title, report.strongest, result.data),),
         "The effect of an edge is the share of the logit difference that is lost where"
         " it alone carries what was written in the corrupt run.",
-        tables=(table(report.strongest),),
+        tables=(table(report.strongest, "The strongest edges"),),
     )
 
 

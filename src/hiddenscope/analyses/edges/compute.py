@@ -14,7 +14,7 @@ from hiddenscope.causes.encoding import AskedContrasts, ask_contrasts
 from hiddenscope.causes.estimate import Effects, Method
 from hiddenscope.causes.measures import Into
 from hiddenscope.causes.rewire import check_restored
-from hiddenscope.causes.strongest import SHARE, largest, strongest_edges
+from hiddenscope.causes.strongest import SHARE, edges_at, largest, strongest_edges
 from hiddenscope.causes.wiring import Wiring
 from hiddenscope.errors import SiteError
 from hiddenscope.measures.grouped import estimate, standard_error
@@ -107,6 +107,7 @@ def list_edges(
         readers=len(wiring.readers),
         edges=int(wiring.possible[: wiring.summed].sum()),
         strongest=strongest_edges(data),
+        named=edges_at(data, named) or None,
         error=_error(values.mean(0), compared, drawn),
         error_strongest=_error_of(values.mean(0), compared, strongest),
         sampled=len(drawn.edges),

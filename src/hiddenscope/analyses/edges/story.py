@@ -41,6 +41,7 @@ class EdgesReport(Report):
     readers: int
     edges: int
     strongest: list[StrongEdge]
+    named: list[StrongEdge] | None = None
     error: Estimate | None
     error_strongest: float | None = None
     sampled: int
@@ -51,6 +52,9 @@ class EdgesReport(Report):
 def story(report: EdgesReport, result: Result) -> Iterator[Section]:
     """Yield the strongest edges, with what their effects mean and how sure they are."""
     title = f"The strongest edges in {model_name(result)}"
+    tables = [table(report.strongest, "The strongest edges")]
+    if report.named:
+        tables.append(table(report.named, "The edges that were named"))
     verb = "restores" if report.into == "corrupt" else "removes"
     yield Section(
         "Which part reads what from which part?",
@@ -61,7 +65,7 @@ def story(report: EdgesReport, result: Result) -> Iterator[Section]:
         " what the writer wrote in the other run, at all tokens, and everything else"
         " is as it was. Effects of edges do not add up: one may need another. Layers of"
         " which no edge is drawn are left out.",
-        tables=(table(report.strongest),),
+        tables=tuple(tables),
     )
 
 
@@ -88,7 +92,7 @@ def _findings(report: EdgesReport, verb: str) -> Iterator[str]:
     )
     error = report.error
     if report.method == "exact":
-        yield "Every effect is exact: the rest of the model was run for each edge."
+        yield "All effects are exact: the rest of the model was run for each of them."
     elif error is None:
         yield (
             f"Effects are estimated by {METHODS[report.method]}, and no error is known:"
@@ -102,9 +106,9 @@ def _findings(report: EdgesReport, verb: str) -> Iterator[str]:
         if error.low is not None and error.high is not None:
             interval = f"95% interval {max(error.low, 0):.0%} to {error.high:.0%}"
         yield (
-            f"Effects are estimated by {METHODS[report.method]}. On {report.sampled}"
-            f" random edges the estimates are off by {error.value:.0%} of the exact"
-            f" effects ({interval}).{strongest}"
+            f"Effects are estimated by {METHODS[report.method]}. In {report.sampled}"
+            f" random draws of edges the estimates are off by {error.value:.0%} of the"
+            f" exact effects ({interval}).{strongest}"
         )
     yield (
         "The edges were ranked on these prompts; whether the order holds for others was"

@@ -269,7 +269,8 @@ def _judged(
     """Return the controls that each cell does not survive.
 
     All comparisons of all cells are tested together: the signs of whole groups are
-    flipped.
+    flipped. That a subspace does more than the whole state is suspect by itself, so
+    that more cells must not hide it.
     """
     places = []
     columns: list[Floats] = []
@@ -287,10 +288,13 @@ def _judged(
     if columns:
         sums = group_sums(np.stack(columns, 1), groups)
         sizes = np.bincount(groups)
-        p_values = corrected_sign_flip_p(sums / sizes[:, None])
-        for (cell, name), p in zip(places, p_values, strict=True):
-            # The whole must not do worse, and all others must.
-            if (p <= LEVEL) == (name == "whole"):
+        means = sums / sizes[:, None]
+        p_values = corrected_sign_flip_p(means)
+        for number, (cell, name) in enumerate(places):
+            is_failed = p_values[number] > LEVEL
+            if name == "whole":
+                is_failed = corrected_sign_flip_p(means[:, [number]])[0] <= LEVEL
+            if is_failed:
                 failed[cell].append(name)
     return failed
 
@@ -325,7 +329,9 @@ def _listed(pairs: Any) -> list[Interchange]:
     """Return the pairs, of which some must have another answer than their base."""
     listed = read_interchanges(pairs) if isinstance(pairs, str) else list(pairs)
     remedy = "Give hs.Interchange(base, source, answer, counterfactual), several times."
-    if not listed or not all(isinstance(pair, Interchange) for pair in listed):
+    if not listed:
+        raise TextError(PROBLEM, "there are no pairs", remedy)
+    if not all(isinstance(pair, Interchange) for pair in listed):
         raise TextError("pairs must be Interchanges", f"got {pairs!r:.60}", remedy)
     if all(pair.answer == pair.counterfactual for pair in listed):
         reason = "every counterfactual is the answer itself, so nothing would change"
@@ -339,12 +345,19 @@ def _given(subspace: Any, rank: int) -> tuple[Any, int]:
         return subspace, rank
     if isinstance(subspace, Direction) or hasattr(subspace, "coef_"):
         return Direction.of(subspace), 1
-    rows = torch.as_tensor(np.asarray(subspace)).double()
+    remedy = "Give 'learned', 'pca', a direction, or rows [rank, width]."
+    try:
+        rows = torch.as_tensor(np.asarray(subspace)).double()
+    except (TypeError, ValueError) as error:
+        raise StatesError(PROBLEM, f"got {subspace!r:.60}", remedy) from error
     if rows.ndim == 1:
         rows = rows[None]
-    if rows.ndim != 2 or torch.linalg.matrix_rank(rows) < len(rows):
+    if rows.ndim != 2 or not len(rows) or not rows.isfinite().all():
+        reason = f"a subspace of the shape {list(rows.shape)} is no rows of numbers"
+        raise StatesError(PROBLEM, reason, remedy)
+    if torch.linalg.matrix_rank(rows) < len(rows):
         reason = f"rows of the shape {list(rows.shape)} depend on one another"
-        raise StatesError(PROBLEM, reason, "Give rows [rank, width] that do not.")
+        raise StatesError(PROBLEM, reason, remedy)
     return rows, len(rows)
 
 
@@ -424,7 +437,7 @@ def _columns(
         last = [pair.at[0] for pair in encoded]
         if differing != last:
             columns["the differing token"] = differing
-        columns["the last token"] = last
+        columns["the answering token"] = last
     lengths = np.array([pair.inputs.lengths[0] for pair in encoded])
     positions = {}
     for name, column in columns.items():

@@ -19,7 +19,7 @@ from hiddenscope.sites import Site
 from hiddenscope.states import States
 from hiddenscope.states.arrays import Floats, Ints
 
-# Steps of learning, and how far the first and the last turn the subspace, in radians.
+# Steps of learning, and the first and the last before momentum, in radians.
 STEPS = 16
 ANGLES = 0.15, 0.01
 MOMENTUM = 0.8

@@ -92,7 +92,8 @@ def story(report: VariableReport, result: Result) -> Iterator[Section]:
         " source. The accuracy is the share of pairs whose counterfactual is then above"
         " all other answers; each was tested with a subspace that was found on other"
         " groups. Dashed lines exchange the whole state, a random subspace moved as"
-        " far, the subspace with sources at random, and what the answers read of it.",
+        " far, the subspace with sources at random, and the subspace moved by"
+        " what the answers read alone.",
         tables=(listing, table_of(listing)),
     )
 

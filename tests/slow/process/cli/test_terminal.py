@@ -69,7 +69,7 @@ WRONG_OPTIONS = {
     "out": "--out x.docx|--out nowhere/x.json",
     "device": "--device gpu",
     "dtype": "--dtype float33",
-    "view": "--out x.png --view graph|--view grid",
+    "view": "--out x.png --view tree|--view grid",
     "width": "--out x.html --width page|--out x.png --width wide",
     "text_column": "--text review",
 }
