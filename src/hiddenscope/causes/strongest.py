@@ -45,12 +45,11 @@ def largest(effects: Floats, most: int) -> Ints:
 
 def strongest_edges(data: "xarray.Dataset") -> list[StrongEdge]:
     """Return the strongest edges, by their exact effects where these are known."""
-    effects = data["effect"].values
-    exactly = np.full_like(effects, np.nan)
+    best = data["effect"].values
     if "exact" in data:
-        exactly = data["exact"].values
-    known = np.where(np.isnan(exactly), effects, exactly)
-    return edges_at(data, largest(known, MOST))
+        exact = data["exact"].values
+        best = np.where(np.isnan(exact), best, exact)
+    return edges_at(data, largest(best, MOST))
 
 
 def edges_at(data: "xarray.Dataset", places: Ints) -> list[StrongEdge]:

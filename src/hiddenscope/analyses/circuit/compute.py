@@ -64,8 +64,12 @@ def find_circuit(
     generator = np.random.default_rng(seed)
     choosing, testing = _split(asked, generator)
     trial = _Trial(model, wiring, asked, ablation)
-    with progress.track("Ranking edges", total=2 * len(choosing)) as advance:
-        scores = trial.rank([method, "gradient"], choosing, advance)
+    methods: list[Method] = [method]
+    if method != "gradient":
+        methods.append("gradient")
+    total = len(methods) * len(choosing)
+    with progress.track("Ranking edges", total=total) as advance:
+        scores = trial.rank(methods, choosing, advance)
     possible = np.argwhere(wiring.possible)
     orders = {"circuit": _ranked(scores[0], possible)}
     if method != "gradient":
@@ -82,13 +86,13 @@ def find_circuit(
     rows = len(testing) * len(ways) + len(choosing)
     with progress.track("Testing circuits", total=rows * len(sizes)) as advance:
         held_out = trial.test(kept, testing, advance)
-        own = held_out[:1]
+        where_chosen = held_out[:1]
         if testing is not choosing:
-            own = trial.test(kept[:1], choosing, advance)
+            where_chosen = trial.test(kept[:1], choosing, advance)
     chosen_by = np.full(wiring.possible.shape, np.nan)
     for share, of_circuit in zip(SHARES[::-1], kept[0, ::-1], strict=True):
         chosen_by[of_circuit] = share
-    data = _dataset(wiring, ways, held_out, own[0], scores[0], chosen_by)
+    data = _dataset(wiring, ways, held_out, where_chosen[0], scores[0], chosen_by)
     data.attrs |= asked.texts()
     report = CircuitReport(
         contrasts=len(asked.encodings),
@@ -103,7 +107,7 @@ def find_circuit(
         clean=trial.clean,
         ablated=trial.ablated,
         edges=len(possible),
-        sizes=_sizes(ways, sizes, held_out, own[0]),
+        sizes=_sizes(ways, sizes, held_out, where_chosen[0]),
         areas=[_area(way, held_out[k]) for k, way in enumerate(ways)],
         strongest=strongest_edges(data),
         restored=trial.restored,
@@ -225,7 +229,7 @@ def _sizes(
     ways: Sequence[str],
     sizes: Sequence[int],
     held_out: Sequence[Sequence[Estimate]],
-    own: Sequence[Estimate],
+    where_chosen: Sequence[Estimate],
 ) -> list[Size]:
     listed = []
     for number, (share, size) in enumerate(zip(SHARES, sizes, strict=True)):
@@ -240,7 +244,7 @@ def _sizes(
                 high=faithful.high,
                 share=share,
                 edges=size,
-                where_chosen=own[number].value,
+                where_chosen=where_chosen[number].value,
                 others=others,
             )
         )
@@ -249,7 +253,7 @@ def _sizes(
 
 def _area(way: str, faithful: Sequence[Estimate]) -> Area:
     """Return the areas below a curve, and between it and 1, as means over the axes."""
-    values = np.array([one.value for one in faithful])
+    values = np.array([size.value for size in faithful])
     means = []
     for places in (np.array(SHARES), np.log10(SHARES)):
         for heights in (values, np.abs(1 - values)):
@@ -262,7 +266,7 @@ def _dataset(
     wiring: Wiring,
     ways: Sequence[str],
     held_out: Sequence[Sequence[Estimate]],
-    own: Sequence[Estimate],
+    where_chosen: Sequence[Estimate],
     scores: Floats,
     chosen_by: Floats,
 ) -> "xarray.Dataset":
@@ -271,19 +275,19 @@ def _dataset(
     for name, long_name in CURVES.items():
         values = []
         for of_way in held_out:
-            values.append([getattr(one, name) for one in of_way])
+            values.append([getattr(size, name) for size in of_way])
         numbers = np.array(values, dtype=float)
         variable = "faithfulness" if name == "value" else name
         variables[variable] = dims, numbers, {"long_name": long_name}
-    where_chosen = np.array([one.value for one in own])
-    known: Attributes = {
+    on_choosing = np.array([size.value for size in where_chosen])
+    attributes: Attributes = {
         "long_name": "faithfulness on the prompts that chose the edges"
     }
-    variables["where_chosen"] = dims[1:], where_chosen, known
+    variables["where_chosen"] = dims[1:], on_choosing, attributes
     parts = "writer", "reader"
     variables["effect"] = parts, scores, {"long_name": "effect", **SHARE}
-    known = {"long_name": "share of the smallest circuit that holds the edge"}
-    variables["chosen_by"] = parts, chosen_by, known
+    attributes = {"long_name": "share of the smallest circuit that holds the edge"}
+    variables["chosen_by"] = parts, chosen_by, attributes
     coords: Coordinates = {
         "way": list(ways),
         "share": np.array(SHARES),
