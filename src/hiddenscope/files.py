@@ -7,6 +7,7 @@ anything else of the file is read.
 """
 
 import hashlib
+import json
 import mmap
 import os
 import re
@@ -16,7 +17,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hiddenscope.errors import Damaged, FileError
 
@@ -38,6 +39,22 @@ MOST_GROWTH = 250
 
 _MARK = b"hiddenscope-sha256:"
 _DIGITS = 64
+SAFETENSORS_DTYPES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
 UNSEALED = f"{_MARK.decode()}{'0' * _DIGITS}"
 """The place of a seal in a file that is being written."""
 
@@ -125,10 +142,10 @@ def replacing(path: PathLike, *, durable: bool = True) -> Iterator[Path]:
         raise FileError(problem, "its name holds a null character", "Rename it.")
     remedy = "Choose a folder that exists and can be written."
     with explained(problem, remedy), temporary_beside(target) as fresh:
-        # The mode of the umask; a library may give its file to the owner alone.
-        mode = fresh.stat().st_mode
+        locked_file = fresh.stat()
         yield fresh
-        fresh.chmod(mode)
+        # Another file in its place would not be locked.
+        assert os.path.samestat(locked_file, fresh.stat()), fresh
         if durable:
             # Or a power cut could leave an empty file under the final name.
             to_disk(fresh)
@@ -238,28 +255,47 @@ def _remove(path: Path) -> None:
 
 
 def write_tensors(
+    path: PathLike, tensors: "Mapping[str, Tensor]", header: Mapping[str, str]
+) -> None:
+    """Write tensors as one sealed safetensors file, with strings in its header."""
+    with replacing(path) as fresh:
+        write_safetensors(fresh, tensors, {**header, "seal": UNSEALED})
+        seal(fresh)
+
+
+def write_safetensors(
     path: PathLike,
     tensors: "Mapping[str, Tensor]",
-    header: Mapping[str, str],
+    header: Mapping[str, str] | None = None,
 ) -> None:
-    """Write tensors as one safetensors file, with strings in its header."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
+    """Write tensors into a safetensors file; the same tensors make the same bytes.
 
-    plain: dict[str, Tensor] = {}
-    storages: set[int] = set()
-    for name, tensor in tensors.items():
-        dense = tensor.detach().cpu().contiguous()
-        storage = dense.untyped_storage().data_ptr()
-        # safetensors refuses tensors that share memory.
-        plain[name] = dense.clone() if storage in storages else dense
-        storages.add(storage)
-    with replacing(path) as fresh:
-        try:
-            save_file(plain, fresh, {**header, "seal": UNSEALED})
-            seal(fresh)
-        except SafetensorError as error:
-            raise OSError(str(error)) from error
+    safetensors itself would rename a file of its own over one that is locked, which a
+    killed process leaves behind, and puts its header in another order each time.
+    """
+    from torch import uint8
+
+    entries: dict[str, Any] = {}
+    if header:
+        entries["__metadata__"] = dict(header)
+    end = 0
+    # So that each begins at a multiple of its items.
+    names = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
+    for name in names:
+        tensor = tensors[name]
+        start, end = end, end + tensor.numel() * tensor.itemsize
+        entries[name] = {
+            "dtype": SAFETENSORS_DTYPES[str(tensor.dtype).removeprefix("torch.")],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in names:
+            dense = tensors[name].detach().cpu().contiguous()
+            file.write(dense.view(-1).view(dtype=uint8).numpy())
 
 
 def read_tensors(

@@ -5,9 +5,18 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 
+from hiddenscope import files
 from hiddenscope.errors import FileError
-from hiddenscope.files import replacing
+from hiddenscope.files import (
+    read_tensors,
+    replacing,
+    write_safetensors,
+    write_tensors,
+)
 
 
 @pytest.mark.parametrize(
@@ -77,3 +86,52 @@ def test_a_read_only_folder_is_a_file_error(tmp_path: Path) -> None:
     ):
         fresh.write_text("new")
     tmp_path.chmod(0o700)
+
+
+def test_a_file_that_is_sealed_is_no_leftover(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.safetensors"
+    seal = files.seal
+
+    def seal_meanwhile(fresh: Path) -> None:
+        # Another process saves under the same name, from beginning to end.
+        monkeypatch.setattr(files, "seal", seal)
+        write_tensors(path, {"a": torch.zeros(2)}, {"format": "test"})
+        seal(fresh)
+
+    monkeypatch.setattr(files, "seal", seal_meanwhile)
+    write_tensors(path, {"a": torch.ones(2)}, {"format": "test"})
+    tensors, _ = read_tensors(path, "a test", "test")
+    assert tensors["a"].tolist() == [1, 1]
+    assert [path.name for path in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_temporary_file_is_never_renamed_over(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_text("new")
+    with pytest.raises(AssertionError), replacing(tmp_path / "x") as fresh:
+        os.replace(other, fresh)
+    assert not list(tmp_path.iterdir())
+
+
+def test_safetensors_reads_what_is_written_and_two_saves_are_equal(
+    tmp_path: Path,
+) -> None:
+    tensors = {"empty": torch.zeros(0, 3), "scalar": torch.tensor(7)}
+    for number, dtype in enumerate(files.SAFETENSORS_DTYPES):
+        kind = getattr(torch, dtype)
+        tensors[f"{number}é"] = torch.arange(6).reshape(2, 3).to(kind).T
+    header = {f"key {number}": f"\n{number}é" for number in range(20)}
+    paths = [tmp_path / f"{number}.safetensors" for number in range(2)]
+    for path in paths:
+        write_safetensors(path, tensors, header)
+    written = paths[0].read_bytes()
+    assert written == paths[1].read_bytes()
+    with safe_open(paths[0], framework="pt") as file:
+        assert file.metadata() == header
+    read = load_file(paths[0])
+    assert read.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert read[name].dtype == tensor.dtype and read[name].shape == tensor.shape
+        assert read[name].tolist() == tensor.tolist()

@@ -44,7 +44,7 @@ from hiddenscope.cli.command import (
 from hiddenscope.cli.options import MODEL_HELP, RESULTS, Shared, as_variant
 from hiddenscope.cli.terminal import echo, print_json, table, visible
 from hiddenscope.errors import FileError, LoadError, StatesError, TextError
-from hiddenscope.files import replacing
+from hiddenscope.files import replacing, write_safetensors
 from hiddenscope.interface import TEXTS_HELP, TRUNCATE, Parameter, build_value, describe
 from hiddenscope.loading.outline import outline
 from hiddenscope.loading.variants import SCHEMES
@@ -356,7 +356,7 @@ def compare(shared: Shared, arguments: Arguments) -> None:
 def embed(shared: Shared, arguments: Arguments) -> None:
     """Compute the vectors, and write them or say how many there are."""
     import numpy as np
-    from safetensors.numpy import save_file
+    from torch import from_numpy
 
     vectors = np.asarray(ask("embed", shared, arguments))
     if shared.out:
@@ -365,7 +365,7 @@ def embed(shared: Shared, arguments: Arguments) -> None:
             if suffix == ".npy":
                 np.save(fresh, vectors)
             elif suffix == ".safetensors":
-                save_file({"vectors": vectors}, fresh)
+                write_safetensors(fresh, {"vectors": from_numpy(vectors)})
             else:
                 # Nine digits give back every float32.
                 np.savetxt(fresh, vectors, "%.9g", ",", "\r\n", encoding="utf-8")

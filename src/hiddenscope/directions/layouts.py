@@ -23,7 +23,14 @@ from torch import Tensor
 
 from hiddenscope.directions.encoding import Encoding
 from hiddenscope.errors import Damaged, Error, FileError, NotFinite, SiteError
-from hiddenscope.files import PathLike, believable, explained, printable, replacing
+from hiddenscope.files import (
+    PathLike,
+    believable,
+    explained,
+    printable,
+    replacing,
+    write_safetensors,
+)
 from hiddenscope.loading.folder import read_json
 from hiddenscope.results import Facts
 from hiddenscope.sites import MOST_LAYERS, Site, from_alias, to_alias
@@ -535,8 +542,6 @@ def _tensors(path: Path, suffix: str = "") -> Tensors:
 
 def write_saelens(path: PathLike, dictionary: "Dictionary") -> None:
     """Write the files of SAELens; norms in the threshold are folded in."""
-    from safetensors.torch import save_file
-
     encoding = dictionary.encoding
     transcodes = dictionary.reads != dictionary.writes
     wanted = encoding.gate, transcodes, dictionary.skip is not None
@@ -593,9 +598,9 @@ def write_saelens(path: PathLike, dictionary: "Dictionary") -> None:
     rows = {}
     for name, tensor in tensors.items():
         if tensor is not None:
-            rows[name] = tensor.float().cpu().contiguous()
+            rows[name] = tensor.float()
     with replacing(folder / "sae_weights.safetensors") as fresh:
-        save_file(rows, fresh)
+        write_safetensors(fresh, rows)
     with replacing(folder / "cfg.json") as fresh:
         fresh.write_text(json.dumps(config, indent=2), encoding="utf-8")
 
