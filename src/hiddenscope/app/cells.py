@@ -7,9 +7,10 @@ predicts or writes once it is changed. Of stored states, the norms of one text, 
 texts or the states that are nearest to a query.
 """
 
+import errno
 import json
+import os
 import re
-import shutil
 from collections import OrderedDict
 from dataclasses import replace
 from itertools import product
@@ -33,7 +34,7 @@ from hiddenscope.app.answers import pack_result
 from hiddenscope.app.cache import StoredResult
 from hiddenscope.causes.encoding import encode_contrasts
 from hiddenscope.errors import Error, FileError, SiteError, TextError, TooLarge
-from hiddenscope.files import identity
+from hiddenscope.files import explained, identity, temporary_beside, to_disk
 from hiddenscope.passes import Change
 from hiddenscope.results import Result
 from hiddenscope.results.dataset import Coordinates, Variables, to_dataset
@@ -465,17 +466,19 @@ def fit_dictionary(models: Models, request: Header) -> StoredResult:
         reason = "they are of an encoder and a decoder"
         remedy = "Fit it in Python: hs.Pair.load(path).decoder."
         raise TextError("Cannot train on these states", reason, remedy)
-    name = f"{folder.parent.name}/{folder.name}"
-    reason = "there is something of that name already"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        # A worker that was killed leaves an empty folder; anything else stays.
-        is_free = not any(folder.iterdir())
-    except OSError as error:
-        is_free, reason = False, str(error.strerror)
-    if not is_free:
-        raise FileError(f"Cannot keep {name}", reason, "Give another name.")
-    try:
+    problem = f"Cannot keep {folder.parent.name}/{folder.name}"
+    remedy = "Give another name."
+    with explained(problem, remedy):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # An empty folder holds nothing that could be lost.
+        is_free = not os.path.lexists(folder)
+        if not is_free and folder.is_dir():
+            is_free = not any(folder.iterdir())
+        if not is_free:
+            reason = "there is something of that name already"
+            raise FileError(problem, reason, remedy)
+    # Nobody else puts anything into a folder that does not have its name yet.
+    with explained(problem, remedy), temporary_beside(folder, folder=True) as fresh:
         fitted = hs.Dictionary.fit(
             stored,
             arguments["site"],
@@ -483,16 +486,33 @@ def fit_dictionary(models: Models, request: Header) -> StoredResult:
             k=arguments["k"],
             training=hs.Training(arguments["tokens"], device=models.device),
         )
-        fitted.save(folder)
-    except BaseException:
-        shutil.rmtree(folder)
-        raise
+        fitted.save(fresh / folder.name)
+        folder = _publish(fresh / folder.name, folder)
+    name = f"{folder.parent.name}/{folder.name}"
     left, dead = fitted.facts["unexplained"], fitted.facts["dead"]
     findings = (
         f"{fitted!r} is kept below the folder of --root, in {name}.",
         f"{left:.1%} of the variance was left in training; {dead:,} are dead.",
     )
     return StoredResult({"title": f"The dictionary {name}", "findings": findings})
+
+
+def _publish(trained: Path, folder: Path) -> Path:
+    """Give a folder its name, or the next that is free; return where it is."""
+    name = folder.name
+    taken = errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR
+    number = 1
+    while True:
+        try:
+            os.rename(trained, folder)
+        except OSError as error:
+            if error.errno not in taken:
+                raise
+            number += 1
+            folder = folder.with_name(f"{name}-{number}")
+        else:
+            to_disk(folder.parent)
+            return folder
 
 
 def _states_of_text(stored: StoredStates, text: int) -> States:

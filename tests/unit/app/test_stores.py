@@ -307,7 +307,7 @@ def test_a_fit_that_cannot_be_done_leaves_nothing(
         assert not (root / "dictionaries" / "x").exists()
     (root / "dictionaries" / "file").write_text("mine")
     job = bench.submit("fit", None, on=name, **to_fit("file"))
-    assert "File exists" in bench.wait(job.json["id"])["error"]
+    assert "there is something" in bench.wait(job.json["id"])["error"]
     (root / "dictionaries" / "file").unlink()
     # A cancelled job ends so, wherever it is.
     request = {
@@ -322,6 +322,41 @@ def test_a_fit_that_cannot_be_done_leaves_nothing(
 
 def interrupted(*_: Any) -> None:
     raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_what_others_put_there_while_it_is_trained_stays(
+    store: hs.Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_cancelled: bool,
+) -> None:
+    folder = tmp_path / "dictionaries" / "x"
+    save = hs.Dictionary.save
+
+    def save_meanwhile(dictionary: hs.Dictionary, path: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        (folder / "cfg.json").write_text("another server's")
+        if is_cancelled:
+            raise KeyboardInterrupt
+        save(dictionary, path)
+
+    monkeypatch.setattr(hs.Dictionary, "save", save_meanwhile)
+    request = {
+        "arguments": to_fit("x") | {"to": str(folder)},
+        "store": {"path": str(store.path), "identity": ""},
+    }
+    names = ["x"]
+    if is_cancelled:
+        with pytest.raises(KeyboardInterrupt):
+            fit_dictionary(Models(), request)
+    else:
+        findings = fit_dictionary(Models(), request).header["findings"]
+        assert "in dictionaries/x-2." in findings[0]
+        assert hs.Dictionary.read(folder.with_name("x-2")).reads == "layer.2"
+        names.append("x-2")
+    assert (folder / "cfg.json").read_text() == "another server's"
+    assert sorted(path.name for path in folder.parent.iterdir()) == names
 
 
 def test_a_dictionary_is_never_kept_behind_a_link(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ when things break.
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -73,7 +74,7 @@ def test_events_follow_a_job_until_it_is_cancelled_and_the_next_question_works(
     assert bench.wait(behind["id"])["state"] == "done"
 
 
-def test_a_cancelled_fit_leaves_nothing_below_the_root(
+def test_a_cancelled_fit_leaves_what_others_put_there_and_nothing_of_its_own(
     bench: Bench, store: hs.Store, tiny_name: str
 ) -> None:
     assert bench.settings.root is not None
@@ -85,10 +86,13 @@ def test_a_cancelled_fit_leaves_nothing_below_the_root(
         "what"
     ) != "Training":
         time.sleep(0.02)
-    assert folder.is_dir()
+    folder.mkdir()
+    (folder / "notes").write_text("somebody's")
     bench.ask("DELETE", f"/api/jobs/{job}")
     assert bench.wait(job)["state"] == "cancelled"
-    assert not folder.exists()
+    assert [path.name for path in folder.parent.iterdir()] == ["cancelled"]
+    assert (folder / "notes").read_text() == "somebody's"
+    shutil.rmtree(folder)
     assert bench.answer("grid", tiny_name, text="after a fit")
 
 
