@@ -6,6 +6,7 @@ room for a string, so that other programs read the file as ever. It is checked b
 anything else of the file is read.
 """
 
+import errno
 import hashlib
 import json
 import mmap
@@ -19,7 +20,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from hiddenscope.errors import Damaged, FileError
+from hiddenscope.errors import Damaged, Error, FileError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,6 +55,14 @@ SAFETENSORS_DTYPES = {
     "int8": "I8",
     "uint8": "U8",
     "bool": "BOOL",
+}
+DISK_REMEDIES = {
+    errno.ENOSPC: "The disk is full: free some space on it, or choose another one.",
+    errno.EDQUOT: "Your share of the disk is used up: remove some files of yours.",
+    errno.EFBIG: "Files may not be as large here: raise `ulimit -f`, or choose another"
+    " disk.",
+    errno.EIO: "The disk fails: choose another one.",
+    errno.EROFS: "The disk can only be read: choose another one.",
 }
 UNSEALED = f"{_MARK.decode()}{'0' * _DIGITS}"
 """The place of a seal in a file that is being written."""
@@ -156,15 +165,27 @@ def replacing(path: PathLike, *, durable: bool = True) -> Iterator[Path]:
 
 @contextmanager
 def explained(problem: str, remedy: str) -> Iterator[None]:
-    """Turn an error of the system, such as a full disk, into one of ours."""
+    """Turn an error of the system, such as a full disk, into one of ours.
+
+    What helps against some of them is said in the place of the remedy.
+    """
     try:
         yield
-    except FileError:
+    except Error:
         raise
     except OSError as error:
         # Its text may name a temporary path, which the caller does not know.
         reason = printable(error.strerror or str(error))
-        raise FileError(problem, reason, remedy) from error
+        raise FileError(problem, reason, disk_remedy(error) or remedy) from error
+
+
+def disk_remedy(error: OSError) -> str:
+    """Return what helps where the disk, and not the path, is at fault, or nothing."""
+    number = error.errno
+    # Of a full disk, numpy says only how many items were written.
+    if number is None and " requested and " in str(error):
+        number = errno.ENOSPC
+    return DISK_REMEDIES.get(number or 0, "")
 
 
 def temporary_beside(

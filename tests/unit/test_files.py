@@ -1,5 +1,6 @@
 """Files appear whole or not at all."""
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -10,6 +11,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from hiddenscope import files
+from hiddenscope.app.worker import explain_error
+from hiddenscope.cli.endings import _message
 from hiddenscope.errors import FileError
 from hiddenscope.files import (
     read_tensors,
@@ -48,6 +51,31 @@ def test_a_place_that_cannot_be_written_is_a_file_error(
         fresh.write_text("new")
     assert "Cannot write" in str(caught.value) and len(str(caught.value)) < 500
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (errno.ENOSPC, "The disk is full: free some space"),
+        (errno.EDQUOT, "Your share of the disk is used up"),
+        (errno.EFBIG, "Files may not be as large here"),
+        (errno.EIO, "The disk fails"),
+        (None, "The disk is full: free some space"),
+        (errno.EROFS, "The disk can only be read"),
+    ],
+)
+def test_the_remedy_is_that_of_the_error(
+    tmp_path: Path, number: int | None, said: str
+) -> None:
+    # As numpy says it.
+    error = OSError("1000 requested and 512 written")
+    if number is not None:
+        error = OSError(number, os.strerror(number))
+    with pytest.raises(FileError) as caught, replacing(tmp_path / "x"):
+        raise error
+    # Or where it comes to the page or to the terminal as it is.
+    for message in (str(caught.value), explain_error(error), _message(error, ())):
+        assert said in message
 
 
 @pytest.mark.skipif(

@@ -5,7 +5,6 @@ the question that is being answered. While a frame is written, the interrupt wai
 between two questions it is ignored.
 """
 
-import errno
 import os
 import queue
 import signal
@@ -20,6 +19,7 @@ from hiddenscope.app.cache import StoredResult
 from hiddenscope.app.cells import Models, in_page
 from hiddenscope.app.questions import answer
 from hiddenscope.errors import Error, is_out_of_memory, was_interrupted
+from hiddenscope.files import disk_remedy
 from hiddenscope.workers import Channel, Header, parent_channel
 
 # Between two reports of progress: a page cannot show more than that.
@@ -29,10 +29,6 @@ NO_MEMORY = (
     "Out of memory: the model or the texts are too large for this machine. Ask for"
     " fewer texts or a smaller model."
 )
-NO_DISK = (
-    "The disk could not be read or written ({}). Free some space on it, and ask again."
-)
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 
 class _Interrupts:
@@ -154,8 +150,9 @@ def explain_error(error: Exception) -> str:
     """Return what went wrong, in a sentence for the page."""
     if is_out_of_memory(error):
         return NO_MEMORY
-    if isinstance(error, OSError) and error.errno in DISK_ERRORS:
-        return NO_DISK.format(os.strerror(error.errno))
+    if isinstance(error, OSError) and (remedy := disk_remedy(error)):
+        reason = error.strerror or error
+        return f"The disk could not be read or written: {reason}. {remedy}"
     return f"Unexpectedly, {type(error).__name__}: {str(error)[:500]}"
 
 

@@ -23,6 +23,7 @@ import typer
 
 from hiddenscope import errors, progress
 from hiddenscope.cli.terminal import echo, visible
+from hiddenscope.files import disk_remedy
 
 # Seconds for what a command removes before it ends, such as half-written files.
 GRACE = 0.5
@@ -189,7 +190,8 @@ def _message(error: Exception, options: Collection[str]) -> str:
         return in_options(str(error), options)
     if isinstance(error, OSError):
         place = f" {error.filename}" if error.filename else ""
-        return f"Cannot read or write{place}: {error.strerror or error}."
+        reason = error.strerror or error
+        return f"Cannot read or write{place}: {reason}. {disk_remedy(error)}".rstrip()
     return (
         f"{type(error).__name__}: {error}\nThis is unexpected: --debug shows where it"
         " happened."

@@ -31,7 +31,7 @@ from typing import (
 
 from hiddenscope.arguments import checked, shown
 from hiddenscope.catalog import ANALYSIS, TOLD
-from hiddenscope.errors import ArgumentError, Error, FileError, StatesError
+from hiddenscope.errors import ArgumentError, FileError, StatesError
 from hiddenscope.files import PathLike, check_seal, printable, replacing
 from hiddenscope.results.export import (
     READERS,
@@ -319,15 +319,10 @@ class Result:
         check_seal(path, problem)
         try:
             return cls(*read(Path(path)))
-        except (
-            OSError,
-            ValueError,
-            LookupError,
-            TypeError,
-            AttributeError,
-            RecursionError,
-            Error,
-        ) as error:
+        except MemoryError:
+            raise
+        except Exception as error:
+            # What a file holds may fail in every library that reads it.
             message = printable(str(error))
             raise FileError(
                 problem,

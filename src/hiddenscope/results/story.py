@@ -13,13 +13,15 @@ A result of any other kind is shown by the dimensions of its data.
 'norm'
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
 from hiddenscope.catalog import ANALYSIS, TOLD
-from hiddenscope.errors import StatesError
+from hiddenscope.errors import Error, StatesError, first_line
+from hiddenscope.files import printable
 from hiddenscope.results.drawing import by_dimensions
 from hiddenscope.results.pictures import View
 from hiddenscope.results.report import read_report
@@ -129,12 +131,32 @@ class Section:
 
 def story_of(result: "Result") -> list[Section]:
     """Return the sections of a result."""
-    if result.kind not in TOLD:
-        title = result.title.capitalize()
-        return [Section(title, views=tuple(by_dimensions(result)))]
-    story = _story_module(result.kind).story
-    first, *others = story(report_of(result), result)
-    return [replace(first, docs=result.kind), *others]
+    with explained(result):
+        if result.kind not in TOLD:
+            title = result.title.capitalize()
+            return [Section(title, views=tuple(by_dimensions(result)))]
+        story = _story_module(result.kind).story
+        first, *others = story(report_of(result), result)
+        return [replace(first, docs=result.kind), *others]
+
+
+@contextmanager
+def explained(result: "Result") -> Iterator[None]:
+    """Raise an error of ours where the facts and the data do not fit together.
+
+    They may come from a file that anyone has written.
+    """
+    try:
+        yield
+    except (Error, MemoryError):
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {printable(first_line(error))}"
+        raise StatesError(
+            f"Cannot show the {result.title}",
+            f"its facts and its data do not fit together ({reason})",
+            "Compute the result again.",
+        ) from error
 
 
 def report_of(result: "Result") -> Any:

@@ -111,7 +111,7 @@ def test_what_goes_wrong_is_explained() -> None:
         torch.empty(2**58)  # on a CPU that is a plain RuntimeError
     assert explain_error(raised.value) == NO_MEMORY
     full = explain_error(OSError(errno.ENOSPC, "full"))
-    assert full.startswith("The disk could not be") and "No space left" in full
+    assert full.startswith("The disk could not be") and "is full: free" in full
     unknown = explain_error(ValueError("x" * 1_000))
     assert unknown == f"Unexpectedly, ValueError: {'x' * 500}"
 

@@ -5,9 +5,10 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import h5py
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 import xarray
 
 import hiddenscope as hs
-from hiddenscope.errors import FileError, StatesError
+from hiddenscope.errors import Error, FileError, StatesError
 from hiddenscope.files import UNSEALED, seal
 from hiddenscope.results import Result
 from hiddenscope.results.dataset import Variables, to_dataset, token_coords
@@ -23,6 +24,8 @@ from hiddenscope.results.sentences import in_words
 from hiddenscope.sites import Site
 from hiddenscope.states import Source, Tokens
 from hiddenscope.views import render
+from tests.unit.views.recorded import KINDS
+from tests.unit.views.recorded import RESULTS as RECORDED
 
 HOSTILE = ["", "\0", "a\0b", "\ud800", "\ud83d\ude00", "\U0001f600", "\\", "\\0"]
 HOSTILE += ["\\N", "\\ud800", "=1+1", "-2", "+3", "@x", "\tx", "\rx", "a,b", 'a"b']
@@ -346,6 +349,43 @@ def test_a_sealed_file_of_other_fields_is_refused(tmp_path: Path, field: str) ->
         seal(path)
         with pytest.raises(FileError, match="of another type"):
             Result.load(path)
+
+
+def smallest_result(kind: str) -> dict[str, Any]:
+    """The shortest file of a kind of result, as JSON."""
+    with ZipFile(RECORDED) as packed:
+        files = [file for file in packed.infolist() if file.filename.startswith(kind)]
+        smallest = min(files, key=lambda file: file.file_size)
+        return dict(json.loads(packed.read(smallest)))
+
+
+def tampered(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The file without a variable, with odd values, and with a number of 400 digits."""
+    variables, facts = content["variables"], content["facts"]
+    for name, variable in variables.items():
+        others = {key: value for key, value in variables.items() if key != name}
+        yield content | {"variables": others}
+        odd = variable | {"values": [10**400, "Infinity"], "shape": [2]}
+        yield content | {"variables": others | {name: odd}}
+    for name in facts:
+        yield content | {"facts": facts | {name: 10**400}}
+        yield content | {"facts": facts | {name: []}}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tampered_result_is_told_or_refused(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "x.json"
+    content = smallest_result(kind) | {"seal": UNSEALED}
+    changes = list(tampered(content))
+    refused = 0
+    for changed in changes[:: -(-len(changes) // 24)]:
+        path.write_text(json.dumps(changed))
+        seal(path)
+        try:
+            assert Result.load(path).summary()
+        except Error:
+            refused += 1
+    assert refused
 
 
 def test_what_cannot_be_saved_is_refused() -> None:
