@@ -85,9 +85,11 @@ def check_file(path: PathLike, problem: str, most: float = math.inf) -> int:
         status = os.stat(path)
     except (OSError, ValueError) as error:
         reason = "there is no such file"
+        remedy = "Give the path of a file."
         if os.path.lexists(path):
             reason = f"{name} cannot be opened ({getattr(error, 'strerror', error)})"
-        raise FileError(problem, reason, "Give the path of a file.") from error
+            raise Damaged(problem, reason, remedy) from error
+        raise FileError(problem, reason, remedy) from error
     kind = stat.S_IFMT(status.st_mode)
     if kind != stat.S_IFREG:
         reason = f"{name} is {_KINDS.get(kind, 'something else')} and not a file"

@@ -18,7 +18,6 @@ import importlib.util
 import json
 import math
 import os
-import stat
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from hiddenscope.errors import Damaged, UnknownModel, Unsafe
+from hiddenscope.files import check_file, open_tensors
 from hiddenscope.loading.limits import WeightTotals, check_counts, walk
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -62,12 +62,6 @@ _LARGEST_BELOW = 2**20  # a file in a folder below
 TEMPLATES = "additional_chat_templates"
 SMALL = (".json", ".txt", ".model", ".jinja", ".vocab", ".codes")
 _READ = (*SMALL, ".safetensors")
-_KINDS = {
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFSOCK: "a socket",
-}
 _DEPTHS = (
     "num_hidden_layers",
     "num_layers",
@@ -178,34 +172,17 @@ def check_files(path: Path) -> None:
 
 
 def _file_sizes(path: Path) -> list[tuple[str, int]]:
-    """Return the name and size of each entry of a folder, if all may be opened."""
+    """Return the name and size of each file of a folder, if all may be opened."""
     sizes = []
     with os.scandir(path) as scanned:
         entries = list(scanned)
     for entry in entries:
-        is_read = entry.name.endswith(_READ)
-        size = kind = 0
-        reason = ""
-        try:
-            status = entry.stat()
-            size, kind = status.st_size, stat.S_IFMT(status.st_mode)
-        except OSError as error:
-            if is_read:
-                reason = f"is a link that leads nowhere ({error.strerror})"
-        ends = filter(entry.name.endswith, _LARGEST)
-        largest = _LARGEST[next(ends)]
-        if kind in _KINDS:
-            reason = f"is {_KINDS[kind]} and not a file"
-        elif is_read and kind == stat.S_IFDIR:
-            reason = "is a folder and not a file"
-        elif is_read and size > largest:
-            reason = f"has {size:,} bytes, more than {largest:,}"
-        if reason:
-            raise Damaged(
-                f"Cannot load {path}",
-                f"its {entry.name} {reason}",
-                "Save or download the model again.",
-            )
+        largest = math.inf
+        if entry.name.endswith(_READ):
+            largest = _LARGEST[next(filter(entry.name.endswith, _LARGEST))]
+        elif entry.is_dir() or not os.path.exists(entry):
+            continue
+        size = check_file(entry.path, f"Cannot load {path}", largest)
         sizes.append((entry.name, size))
     return sizes
 
@@ -327,32 +304,23 @@ def weight_totals(files: list[Path]) -> tuple[str | None, int, WeightTotals]:
 
 
 def stored_tensors(path: Path) -> dict[str, tuple[str, list[int]]]:
-    """Read the dtype and shape of each tensor from a safetensors header.
-
-    safetensors checks the header against the length of the file: every byte must belong
-    to exactly one tensor.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="np") as file:
-            tensors = {}
-            # `file` has keys() but is not a mapping.
-            for name in file.keys():  # noqa: SIM118
-                part = file.get_slice(name)
-                tensors[name] = (str(part.get_dtype()), part.get_shape())
-            return tensors
-    except (SafetensorError, OSError) as error:
-        remedy = "Download the file again: it is cut short or was changed."
-        raise Damaged(f"Cannot read {path.name}", str(error)[:200], remedy) from error
+    """Read the dtype and shape of each tensor from a safetensors header."""
+    with open_tensors(path, f"Cannot read {path.name}", "np") as file:
+        tensors = {}
+        # `file` has keys() but is not a mapping.
+        for name in file.keys():  # noqa: SIM118
+            part = file.get_slice(name)
+            tensors[name] = (str(part.get_dtype()), part.get_shape())
+        return tensors
 
 
 def read_json(path: Path, kind: type[Any] = dict, largest: float = math.inf) -> Any:
     """Read a JSON object, or another kind of value, from a file."""
     try:
-        if path.stat().st_size > largest:
-            raise ValueError(f"it has {path.stat().st_size:,} bytes")
+        check_file(path, f"Cannot read {path}", largest)
         content = json.loads(path.read_text(encoding="utf-8"))
+    except Damaged:
+        raise
     except (OSError, ValueError, RecursionError) as error:
         raise Damaged(
             f"Cannot read {path}",
