@@ -12,6 +12,8 @@ the same, or says that it cannot:
     sentence_bert_config.json           longest text in tokens, lower-casing
     1_Pooling/config.json               how the states become one vector
     config_sentence_transformers.json   prompts that are put before a text
+
+From version 6 on, the tokenizer has the longest text and the lower-casing.
 """
 
 import importlib.util
@@ -95,6 +97,18 @@ MODES = {
 }
 # Modules that hs.embed covers; whether vectors have norm 1 is its caller's choice.
 SUPPORTED = ("Transformer", "Pooling", "Normalize", "Dropout")
+# Of the Transformer's settings, those that change no vector, and the one value of one
+# that `hs.embed` has. Lengths of queries and documents are for those who ask for them.
+_HARMLESS = {
+    "max_seq_length",
+    "do_lower_case",
+    "modality_config",
+    "module_output_name",
+    "unpad_inputs",
+    "query_length",
+    "document_length",
+}
+_TASK = ("transformer_task", "feature-extraction")
 
 
 @dataclass(frozen=True)
@@ -358,7 +372,7 @@ def pickled(problem: str, name: str) -> Unsafe:
 class SentenceModules:
     """What sentence-transformers would do with a text, as far as it changes the vector.
 
-    `longest` is in tokens; `prompt` is put before every text, and `prompts` names those
+    `longest` is in tokens, or None where the tokenizer says it; `prompt` is put before every text, and `prompts` names those
     that a caller may choose; `pool` is what `hs.embed` calls the pooling; `missing`
     says what it does not do.
     """
@@ -397,6 +411,10 @@ def sentence_modules(folder: Path) -> SentenceModules | None:
     default = config.get("default_prompt_name")
     prompt = prompts.get(default, "") if isinstance(default, str) else ""
     pooling, missing = _pooling(modules) if modules.is_file() else ({}, "")
+    missing = missing or _setting_missing(encoder)
+    width = config.get("truncate_dim")
+    if width is not None:
+        missing = missing or f"keeps {str(width)[:20]} numbers of a vector"
     # In the words of sentence-transformers.
     modes = pooling.get("pooling_mode")
     if modes is None:
@@ -431,13 +449,29 @@ def _pooling(modules: Path) -> tuple[dict[str, Any], str]:
         if ".." in Path(path).parts or Path(path).is_absolute():
             raise _unreadable(modules, f"{path[:80]!r} lies outside the folder")
         # Without the package that the class is in.
-        kind = name.rpartition(".")[2]
+        package, _, kind = name.rpartition(".")
         config = modules.parent / path / "config.json"
-        if kind == "Pooling" and config.is_file():
+        if package.partition(".")[0] != "sentence_transformers":
+            missing = missing or f"has a module of its own, {name[:80]}"
+        elif kind == "Transformer" and path:
+            missing = missing or f"keeps its Transformer in {path[:40]}"
+        elif kind == "Pooling" and config.is_file():
             pooling = read_json(config, dict, _LARGEST_BELOW)
         elif kind not in SUPPORTED:
             missing = missing or f"has a module {kind[:40]}"
+    if not pooling:
+        missing = missing or "has no module Pooling"
     return pooling, missing
+
+
+def _setting_missing(encoder: Mapping[str, Any]) -> str:
+    """Return what a Transformer's settings ask for and `hs.embed` does not do."""
+    if "message" in (encoder.get("modality_config") or ()):
+        return "puts texts into a chat template"
+    for key, value in encoder.items():
+        if value and key not in _HARMLESS and (key, value) != _TASK:
+            return f"sets {key[:40]}"
+    return ""
 
 
 def _unreadable(path: Path, reason: str) -> Damaged:
