@@ -4,25 +4,34 @@ The checksum is a seal inside the file: `hiddenscope-sha256:` and 64 hex digits,
 SHA-256 of the file with zeros in the place of the digits. It lies where the format has
 room for a string, so that other programs read the file as ever. It is checked before
 anything else of the file is read.
+
+Files that come from outside pass one door: `check_file` lets through regular files of a
+size, `open_tensors` and `read_arrays` those whose tensors are no larger than their
+bytes can make them, `check_archive` those that do not grow without end when they are
+unpacked.
 """
 
 import errno
 import hashlib
 import json
+import math
 import mmap
 import os
 import re
 import secrets
 import shutil
+import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from hiddenscope.errors import Damaged, Error, FileError
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
 try:
@@ -37,6 +46,15 @@ PathLike: TypeAlias = str | os.PathLike[str]
 A_DAY = 24 * 3600.0
 UNSUSPECTED = 2**22
 MOST_GROWTH = 250
+# What is unpacked is held this many times while a library makes tensors of it.
+COPIES = 4
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
 
 _MARK = b"hiddenscope-sha256:"
 _DIGITS = 64
@@ -79,6 +97,142 @@ def believable(size: int) -> int:
     return max(UNSUSPECTED, MOST_GROWTH * size)
 
 
+def check_file(path: PathLike, problem: str, most: float = math.inf) -> int:
+    """Return the size of a file that may be opened; refuse what is no regular file.
+
+    Reading a pipe waits forever, and reading a device never ends. Links are followed.
+
+    >>> check_file(os.devnull, "Cannot read it")
+    Traceback (most recent call last):
+    hiddenscope.errors.Damaged: Cannot read it: null is a device and not a file. Put the file itself there.
+    """  # noqa: E501
+    name = printable(os.path.basename(path))
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError) as error:
+        reason = "there is no such file"
+        remedy = "Give the path of a file."
+        if os.path.lexists(path):
+            reason = f"{name} cannot be opened ({getattr(error, 'strerror', error)})"
+            raise Damaged(problem, reason, remedy) from error
+        raise FileError(problem, reason, remedy) from error
+    kind = stat.S_IFMT(status.st_mode)
+    if kind != stat.S_IFREG:
+        reason = f"{name} is {_KINDS.get(kind, 'something else')} and not a file"
+        raise Damaged(problem, reason, "Put the file itself there.")
+    if status.st_size > most:
+        reason = f"{name} has {status.st_size:,} bytes, more than {most:,}"
+        raise Damaged(problem, reason, "Save or download it again.")
+    return status.st_size
+
+
+def check_archive(path: PathLike, problem: str) -> int:
+    """Return the bytes that a zip file unpacks to; refuse one that grows too much."""
+    size = check_file(path, problem)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(member.file_size for member in archive.infolist())
+    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+        reason = f"it is damaged, or no zip file ({printable(str(error))})"
+        raise Damaged(problem, reason, "Save or download it again.") from error
+    check_growth(unpacked, size, problem)
+    return unpacked
+
+
+def check_growth(unpacked: int, size: int, problem: str) -> None:
+    """Refuse a file that is packed more tightly than tensors can be."""
+    most = believable(size // COPIES)
+    if unpacked > most:
+        reason = f"it unpacks to more than {most:,} bytes, as no such file does"
+        raise Damaged(problem, reason, "Save it without compression.")
+
+
+def check_shape(name: str, shape: Sequence[int], size: int, problem: str) -> None:
+    """Refuse a tensor with axes that a file of this size cannot fill, in float32.
+
+    An axis of 0 would make every product 0, and whoever makes tensors for the other
+    axes would fill the memory: it counts as 1.
+
+    >>> check_shape("bias", [10**9, 0], 100, "Cannot read it")
+    Traceback (most recent call last):
+    hiddenscope.errors.Damaged: Cannot read it: bias is [1000000000, 0], and the file has 100 bytes. Save or download it again.
+    """  # noqa: E501
+    if 4 * math.prod(max(1, axis) for axis in shape) > believable(size):
+        reason = f"{printable(name)} is {list(shape)}, and the file has {size:,} bytes"
+        raise Damaged(problem, reason, "Save or download it again.")
+
+
+@contextmanager
+def open_tensors(path: PathLike, problem: str, framework: str = "pt") -> Iterator[Any]:
+    """Open a safetensors file whose tensors are no larger than it can hold.
+
+    safetensors checks that every byte belongs to exactly one tensor.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    size = check_file(path, problem)
+    try:
+        with safe_open(path, framework=framework) as file:
+            # The file is not a mapping, and cannot be iterated itself.
+            for name in file.keys():  # noqa: SIM118
+                check_shape(name, file.get_slice(name).get_shape(), size, problem)
+            yield file
+    except FileError:
+        raise
+    except (SafetensorError, OSError) as error:
+        reason = f"it is damaged, cut short, or not such a file ({str(error)[:200]})"
+        raise Damaged(problem, reason, "Save or download it again.") from error
+
+
+def read_arrays(path: PathLike, problem: str) -> "dict[str, NDArray[Any]]":
+    """Read the arrays of a .npz file, or of a .npy file that of no name.
+
+    Arrays of objects, which would be unpickled, are refused.
+    """
+    size = check_file(path, problem)
+    arrays = {}
+    try:
+        with open(path, "rb") as file:
+            if not zipfile.is_zipfile(file):
+                return {"": _read_array(file, size, problem)}
+            check_archive(path, problem)
+            with zipfile.ZipFile(file) as archive:
+                for member in archive.infolist():
+                    name = member.filename.removesuffix(".npy")
+                    with archive.open(member) as stream:
+                        arrays[name] = _read_array(stream, member.file_size, problem)
+                        # zipfile checks its checksum at the end.
+                        stream.read(1)
+        return arrays
+    except FileError:
+        raise
+    # zipfile, zlib and numpy raise whatever damage leads to.
+    except Exception as error:
+        reason = f"it is damaged, cut short, or not such a file ({str(error)[:120]})"
+        raise Damaged(problem, reason, "Save or download it again.") from error
+
+
+def _read_array(stream: IO[bytes], size: int, problem: str) -> "NDArray[Any]":
+    """Read an array whose header claims no more than the bytes that follow.
+
+    numpy takes the memory that the header names before it reads.
+    """
+    import numpy as np
+
+    stream.seek(0)
+    version = np.lib.format.read_magic(stream)
+    if version == (1, 0):
+        shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+    else:
+        shape, _, dtype = np.lib.format.read_array_header_2_0(stream)
+    check_shape("an array", shape, size, problem)
+    if math.prod(shape) * dtype.itemsize > size - stream.tell():
+        raise ValueError(f"an array is {list(shape)}, more than the file holds")
+    stream.seek(0)
+    array: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
+    return array
+
+
 def seal(path: Path) -> None:
     """Put the checksum of a file in the place of UNSEALED, which it must hold once."""
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as content:
@@ -104,6 +258,7 @@ def check_seal(path: PathLike, problem: str) -> None:
     hiddenscope.errors.Damaged: Cannot read the note: its bytes are not those that were written. Save it again.
     """  # noqa: E501
     starts: list[int] = []
+    check_file(path, problem)
     with open(path, "rb") as file:
         # An empty file cannot be mapped.
         if os.fstat(file.fileno()).st_size:
@@ -326,27 +481,17 @@ def read_tensors(
 
     Its header must have one of these formats; `what` names the content in errors.
     """
-    from safetensors import SafetensorError, safe_open
-
     problem = f"Cannot read {what} from {printable(path)}"
     remedy = "Give the path of a file that .save() wrote."
-    if not os.path.isfile(path):
-        raise FileError(problem, "there is no such file", remedy)
-    try:
-        check_seal(path, problem)
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            if header.get("format") not in formats:
-                reason = "it is a safetensors file with other content"
-                raise FileError(problem, reason, remedy)
-            # The file is not a mapping, and cannot be iterated itself.
-            names = list(file.keys())
-            return {name: file.get_tensor(name) for name in names}, header
-    except FileError:
-        raise
-    except (SafetensorError, OSError) as error:
-        reason = f"it is damaged, or not such a file ({error})"
-        raise FileError(problem, reason, "Save it again.") from error
+    check_seal(path, problem)
+    with open_tensors(path, problem) as file:
+        header = file.metadata() or {}
+        if header.get("format") not in formats:
+            reason = "it is a safetensors file with other content"
+            raise FileError(problem, reason, remedy)
+        # The file is not a mapping, and cannot be iterated itself.
+        names = list(file.keys())
+        return {name: file.get_tensor(name) for name in names}, header
 
 
 def identity(paths: Iterable[Path]) -> str:

@@ -1,10 +1,14 @@
 """Files appear whole or not at all."""
 
 import errno
+import io
+import json
 import os
 import shutil
+import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -13,13 +17,18 @@ from safetensors.torch import load_file
 from hiddenscope import files
 from hiddenscope.app.worker import explain_error
 from hiddenscope.cli.endings import _message
-from hiddenscope.errors import FileError
+from hiddenscope.errors import Damaged, FileError
 from hiddenscope.files import (
+    check_archive,
+    open_tensors,
+    read_arrays,
     read_tensors,
     replacing,
     write_safetensors,
     write_tensors,
 )
+
+E = np.eye(3)[:, :2]
 
 
 @pytest.mark.parametrize(
@@ -163,3 +172,76 @@ def test_safetensors_reads_what_is_written_and_two_saves_are_equal(
     for name, tensor in tensors.items():
         assert read[name].dtype == tensor.dtype and read[name].shape == tensor.shape
         assert read[name].tolist() == tensor.tolist()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes")
+def test_what_is_no_file_is_never_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
+    for name, said in {
+        "pipe": "pipe is a named pipe",
+        "zero": "zero is a device",
+        "nowhere": "nowhere cannot be opened",
+        "none": "there is no such file",
+        "x\0y": "there is no such file",
+        ".": "is a folder",
+    }.items():
+        path = tmp_path / name
+        for read in (read_arrays, read_tensors, check_archive):
+            with pytest.raises(FileError, match=said):
+                read(path, "Cannot read it")
+        with pytest.raises(FileError, match=said), open_tensors(path, "No"):
+            pass
+
+
+@pytest.mark.parametrize("shape", [[10**9, 0], [2, 2 * 10**6, 0], [0, 2**62, 2**62]])
+def test_shapes_that_a_file_cannot_fill_are_refused(
+    tmp_path: Path, shape: list[int]
+) -> None:
+    path = tmp_path / "w.safetensors"
+    tensor = {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}
+    header = json.dumps({"bias": tensor}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(Damaged, match="bias is"), open_tensors(path, "No"):
+        pass
+    with zipfile.ZipFile(tmp_path / "w.npz", "w") as archive:
+        archive.writestr("bias.npy", npy_header(shape))
+    (tmp_path / "w.npy").write_bytes(npy_header(shape))
+    for name in ("w.npz", "w.npy"):
+        with pytest.raises(Damaged, match="No: an array is"):
+            read_arrays(tmp_path / name, "No")
+
+
+def npy_header(shape: list[int]) -> bytes:
+    content = io.BytesIO()
+    entries = {"descr": "<f4", "fortran_order": False, "shape": tuple(shape)}
+    np.lib.format.write_array_header_1_0(content, entries)
+    return content.getvalue()
+
+
+def test_an_array_claims_no_more_than_its_file_holds(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(6.0).reshape(2, 3))
+    np.savez_compressed(tmp_path / "a.npz", a=np.arange(3), b=np.asfortranarray(E))
+    assert read_arrays(tmp_path / "a.npy", "No")[""].tolist() == [[0, 1, 2], [3, 4, 5]]
+    arrays = read_arrays(tmp_path / "a.npz", "No")
+    assert arrays["a"].tolist() == [0, 1, 2] and (arrays["b"] == E).all()
+    assert all(array.flags.writeable for array in arrays.values())
+    # A dtype may have no bytes.
+    for header in (npy_header([10**6]), npy_header([10**9]).replace(b"<f4", b"|V0")):
+        (tmp_path / "b.npy").write_bytes(header)
+        with pytest.raises(Damaged, match="an array is"):
+            read_arrays(tmp_path / "b.npy", "No")
+
+
+def test_a_packed_file_takes_no_more_memory_than_its_size_allows(
+    tmp_path: Path,
+) -> None:
+    """What a library makes of it counts: several copies, not one."""
+    path = tmp_path / "bomb.npz"
+    # 100 times its size.
+    noise = np.random.default_rng(0).integers(0, 99, 2**17, np.int8)
+    np.savez_compressed(path, noise, np.zeros(100 * 2**17, np.int8))
+    for check in (check_archive, read_arrays):
+        with pytest.raises(Damaged, match="unpacks to more than"):
+            check(path, "No")

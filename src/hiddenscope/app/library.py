@@ -37,7 +37,7 @@ from hiddenscope.app.schemas import (
 from hiddenscope.app.settings import Settings
 from hiddenscope.app.uploads import UPLOAD_NAME, Upload, Uploads
 from hiddenscope.errors import Error, FileError, LoadError, TextError, UnknownModel
-from hiddenscope.files import believable, identity
+from hiddenscope.files import believable, identity, open_tensors
 from hiddenscope.loading import zoo
 from hiddenscope.loading.folder import read_json
 from hiddenscope.loading.outline import outline
@@ -424,10 +424,8 @@ def read_texts(path: Path, first: int, count: int) -> StoreTextsAnswer:
 
 def _read_stacks(path: Path) -> Stacks | None:
     """Return what a file of states says of each stack, or None for another file."""
-    from safetensors import SafetensorError, safe_open
-
     try:
-        with safe_open(path, framework="np") as file:
+        with open_tensors(path, f"Cannot read {path.name}", "np") as file:
             metadata = file.metadata() or {}
             if metadata.get("format") not in STATES_FORMATS:
                 return None
@@ -442,7 +440,7 @@ def _read_stacks(path: Path) -> Stacks | None:
                 if not 0 <= stack["count"] <= believable(path.stat().st_size):
                     return None
         return stacks
-    except (SafetensorError, *DAMAGED):
+    except DAMAGED:
         return None
 
 
@@ -454,11 +452,10 @@ def _read_file_texts(
 
     `file_identity` makes the cache forget a file that has changed.
     """
-    from safetensors import SafetensorError, safe_open
-
+    problem = f"Cannot read states from {path.name}"
     try:
         prefix, stack = next(iter((_read_stacks(path) or {}).items()))
-        with safe_open(path, framework="np") as file:
+        with open_tensors(path, problem, "np") as file:
             text_of_token = file.get_tensor(f"{prefix}text")
             counts = np.bincount(text_of_token, minlength=int(stack["count"]))
             lengths = counts.tolist()
@@ -471,9 +468,9 @@ def _read_file_texts(
         if len(texts) != len(lengths):
             raise ValueError(f"{len(texts)} texts, and tokens of {len(lengths)}")
         return lengths, texts
-    except (SafetensorError, *DAMAGED) as error:
+    except DAMAGED as error:
         raise FileError(
-            f"Cannot read states from {path.name}",
+            problem,
             f"it is damaged, or not such a file ({str(error)[:200]})",
             "Save the states again.",
         ) from error

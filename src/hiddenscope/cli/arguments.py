@@ -30,6 +30,7 @@ import hiddenscope as hs
 from hiddenscope import texts as reader
 from hiddenscope.cli.terminal import STDIN
 from hiddenscope.errors import FileError, LoadError, StatesError, TextError
+from hiddenscope.files import check_file
 from hiddenscope.texts import COMPRESSIONS, FORMATS, Labelled
 
 if TYPE_CHECKING:
@@ -290,10 +291,10 @@ def read_saved(path: Path) -> "Saved | NDArray[np.float32]":
 
     if path.suffix.lower() != ".npy":
         return read_states(path)
+    problem = f"Cannot read vectors from {path}"
+    check_file(path, problem)
     try:
         vectors: NDArray[np.float32] = np.load(path, mmap_mode="r")
     except (OSError, ValueError) as error:
-        raise FileError(
-            f"Cannot read vectors from {path}", str(error), "Give a .npy file."
-        ) from error
+        raise FileError(problem, str(error), "Give a .npy file.") from error
     return vectors

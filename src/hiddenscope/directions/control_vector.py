@@ -6,7 +6,6 @@ place belongs to block 1. Block 0 has no place, and a name with 0 is refused the
 """
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +16,8 @@ import torch
 from torch import Tensor
 
 from hiddenscope.errors import FileError, NotFinite, SiteError
-from hiddenscope.files import PathLike, replacing
+from hiddenscope.files import PathLike, check_file, replacing
+from hiddenscope.loading.gguf import read_header
 from hiddenscope.results import Facts
 from hiddenscope.sites import Site
 
@@ -83,9 +83,10 @@ def read_control_vector(
     from gguf import GGUFReader
 
     problem = f"Cannot read a control vector from {ascii(Path(path).name)[1:-1]}"
-    if not os.path.isfile(path):
-        raise FileError(problem, "there is no such file", "Give the path of a file.")
+    check_file(path, problem)
     try:
+        # The reader of gguf believes every count, and makes an object of each item.
+        read_header(Path(path))
         reader = GGUFReader(path)
         architecture = _string(reader, "general.architecture")
         if architecture != ARCHITECTURE:

@@ -12,13 +12,14 @@ the same, or says that it cannot:
     sentence_bert_config.json           longest text in tokens, lower-casing
     1_Pooling/config.json               how the states become one vector
     config_sentence_transformers.json   prompts that are put before a text
+
+From version 6 on, the tokenizer has the longest text and the lower-casing.
 """
 
 import importlib.util
 import json
 import math
 import os
-import stat
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from hiddenscope.errors import Damaged, UnknownModel, Unsafe
+from hiddenscope.files import check_file, open_tensors
 from hiddenscope.loading.limits import WeightTotals, check_counts, walk
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -62,12 +64,6 @@ _LARGEST_BELOW = 2**20  # a file in a folder below
 TEMPLATES = "additional_chat_templates"
 SMALL = (".json", ".txt", ".model", ".jinja", ".vocab", ".codes")
 _READ = (*SMALL, ".safetensors")
-_KINDS = {
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFSOCK: "a socket",
-}
 _DEPTHS = (
     "num_hidden_layers",
     "num_layers",
@@ -101,6 +97,18 @@ MODES = {
 }
 # Modules that hs.embed covers; whether vectors have norm 1 is its caller's choice.
 SUPPORTED = ("Transformer", "Pooling", "Normalize", "Dropout")
+# Of the Transformer's settings, those that change no vector, and the one value of one
+# that `hs.embed` has. Lengths of queries and documents are for those who ask for them.
+_HARMLESS = {
+    "max_seq_length",
+    "do_lower_case",
+    "modality_config",
+    "module_output_name",
+    "unpad_inputs",
+    "query_length",
+    "document_length",
+}
+_TASK = ("transformer_task", "feature-extraction")
 
 
 @dataclass(frozen=True)
@@ -178,34 +186,17 @@ def check_files(path: Path) -> None:
 
 
 def _file_sizes(path: Path) -> list[tuple[str, int]]:
-    """Return the name and size of each entry of a folder, if all may be opened."""
+    """Return the name and size of each file of a folder, if all may be opened."""
     sizes = []
     with os.scandir(path) as scanned:
         entries = list(scanned)
     for entry in entries:
-        is_read = entry.name.endswith(_READ)
-        size = kind = 0
-        reason = ""
-        try:
-            status = entry.stat()
-            size, kind = status.st_size, stat.S_IFMT(status.st_mode)
-        except OSError as error:
-            if is_read:
-                reason = f"is a link that leads nowhere ({error.strerror})"
-        ends = filter(entry.name.endswith, _LARGEST)
-        largest = _LARGEST[next(ends)]
-        if kind in _KINDS:
-            reason = f"is {_KINDS[kind]} and not a file"
-        elif is_read and kind == stat.S_IFDIR:
-            reason = "is a folder and not a file"
-        elif is_read and size > largest:
-            reason = f"has {size:,} bytes, more than {largest:,}"
-        if reason:
-            raise Damaged(
-                f"Cannot load {path}",
-                f"its {entry.name} {reason}",
-                "Save or download the model again.",
-            )
+        largest = math.inf
+        if entry.name.endswith(_READ):
+            largest = _LARGEST[next(filter(entry.name.endswith, _LARGEST))]
+        elif entry.is_dir() or not os.path.exists(entry):
+            continue
+        size = check_file(entry.path, f"Cannot load {path}", largest)
         sizes.append((entry.name, size))
     return sizes
 
@@ -327,32 +318,23 @@ def weight_totals(files: list[Path]) -> tuple[str | None, int, WeightTotals]:
 
 
 def stored_tensors(path: Path) -> dict[str, tuple[str, list[int]]]:
-    """Read the dtype and shape of each tensor from a safetensors header.
-
-    safetensors checks the header against the length of the file: every byte must belong
-    to exactly one tensor.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="np") as file:
-            tensors = {}
-            # `file` has keys() but is not a mapping.
-            for name in file.keys():  # noqa: SIM118
-                part = file.get_slice(name)
-                tensors[name] = (str(part.get_dtype()), part.get_shape())
-            return tensors
-    except (SafetensorError, OSError) as error:
-        remedy = "Download the file again: it is cut short or was changed."
-        raise Damaged(f"Cannot read {path.name}", str(error)[:200], remedy) from error
+    """Read the dtype and shape of each tensor from a safetensors header."""
+    with open_tensors(path, f"Cannot read {path.name}", "np") as file:
+        tensors = {}
+        # `file` has keys() but is not a mapping.
+        for name in file.keys():  # noqa: SIM118
+            part = file.get_slice(name)
+            tensors[name] = (str(part.get_dtype()), part.get_shape())
+        return tensors
 
 
 def read_json(path: Path, kind: type[Any] = dict, largest: float = math.inf) -> Any:
     """Read a JSON object, or another kind of value, from a file."""
     try:
-        if path.stat().st_size > largest:
-            raise ValueError(f"it has {path.stat().st_size:,} bytes")
+        check_file(path, f"Cannot read {path}", largest)
         content = json.loads(path.read_text(encoding="utf-8"))
+    except Damaged:
+        raise
     except (OSError, ValueError, RecursionError) as error:
         raise Damaged(
             f"Cannot read {path}",
@@ -390,7 +372,7 @@ def pickled(problem: str, name: str) -> Unsafe:
 class SentenceModules:
     """What sentence-transformers would do with a text, as far as it changes the vector.
 
-    `longest` is in tokens; `prompt` is put before every text, and `prompts` names those
+    `longest` is in tokens, or None where the tokenizer says it; `prompt` is put before every text, and `prompts` names those
     that a caller may choose; `pool` is what `hs.embed` calls the pooling; `missing`
     says what it does not do.
     """
@@ -429,6 +411,10 @@ def sentence_modules(folder: Path) -> SentenceModules | None:
     default = config.get("default_prompt_name")
     prompt = prompts.get(default, "") if isinstance(default, str) else ""
     pooling, missing = _pooling(modules) if modules.is_file() else ({}, "")
+    missing = missing or _setting_missing(encoder)
+    width = config.get("truncate_dim")
+    if width is not None:
+        missing = missing or f"keeps {str(width)[:20]} numbers of a vector"
     # In the words of sentence-transformers.
     modes = pooling.get("pooling_mode")
     if modes is None:
@@ -463,13 +449,29 @@ def _pooling(modules: Path) -> tuple[dict[str, Any], str]:
         if ".." in Path(path).parts or Path(path).is_absolute():
             raise _unreadable(modules, f"{path[:80]!r} lies outside the folder")
         # Without the package that the class is in.
-        kind = name.rpartition(".")[2]
+        package, _, kind = name.rpartition(".")
         config = modules.parent / path / "config.json"
-        if kind == "Pooling" and config.is_file():
+        if package.partition(".")[0] != "sentence_transformers":
+            missing = missing or f"has a module of its own, {name[:80]}"
+        elif kind == "Transformer" and path:
+            missing = missing or f"keeps its Transformer in {path[:40]}"
+        elif kind == "Pooling" and config.is_file():
             pooling = read_json(config, dict, _LARGEST_BELOW)
         elif kind not in SUPPORTED:
             missing = missing or f"has a module {kind[:40]}"
+    if not pooling:
+        missing = missing or "has no module Pooling"
     return pooling, missing
+
+
+def _setting_missing(encoder: Mapping[str, Any]) -> str:
+    """Return what a Transformer's settings ask for and `hs.embed` does not do."""
+    if "message" in (encoder.get("modality_config") or ()):
+        return "puts texts into a chat template"
+    for key, value in encoder.items():
+        if value and key not in _HARMLESS and (key, value) != _TASK:
+            return f"sets {key[:40]}"
+    return ""
 
 
 def _unreadable(path: Path, reason: str) -> Damaged:

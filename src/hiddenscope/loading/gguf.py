@@ -19,6 +19,7 @@ from typing import Any
 
 from hiddenscope import progress
 from hiddenscope.errors import Damaged, FileError, LoadError, without_panic
+from hiddenscope.files import check_file
 from hiddenscope.loading import limits
 from hiddenscope.loading.cache import working_folder
 from hiddenscope.loading.checkpoint import quiet_transformers
@@ -63,7 +64,7 @@ class GGUFHeader:
 
 def read_header(path: Path) -> GGUFHeader:
     """Read and check the header of a GGUF file."""
-    size = path.stat().st_size
+    size = check_file(path, f"Cannot read {path.name}")
     if size < 24:
         raise _damaged(path, f"it has {size} bytes, fewer than a GGUF header")
     with (

@@ -309,13 +309,10 @@ class Result:
         """Read what `save` wrote as `.json` or `.nc`."""
         problem = f"Cannot read a result from {printable(path)}"
         read = READERS.get(Path(path).suffix.lower())
-        if read is None or not Path(path).is_file():
-            reason = "there is no such file"
-            if read is None:
-                reason = "only .json and .nc can be read back"
-            raise FileError(
-                problem, reason, "Give the path of a file that .save() wrote."
-            )
+        if read is None:
+            reason = "only .json and .nc can be read back"
+            remedy = "Give the path of a file that .save() wrote."
+            raise FileError(problem, reason, remedy)
         check_seal(path, problem)
         try:
             return cls(*read(Path(path)))

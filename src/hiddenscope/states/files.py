@@ -4,7 +4,6 @@ tensors that other programs write or hold.
 
 import json
 import os
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -16,7 +15,17 @@ import torch
 from torch import Tensor
 
 from hiddenscope.errors import Error, FileError, SiteError, StatesError, Unsafe
-from hiddenscope.files import PathLike, believable, read_tensors, write_tensors
+from hiddenscope.files import (
+    PathLike,
+    believable,
+    check_file,
+    check_growth,
+    check_shape,
+    open_tensors,
+    read_arrays,
+    read_tensors,
+    write_tensors,
+)
 from hiddenscope.sites import Site
 from hiddenscope.states.mixed import MixedValues, SiteValues
 from hiddenscope.states.tokens import Source, Tokens
@@ -116,12 +125,10 @@ def is_foreign(path: PathLike) -> bool:
 
     One that cannot be opened is not: the reader of our own files says why.
     """
-    from safetensors import SafetensorError, safe_open
-
     try:
-        with safe_open(path, framework="pt") as file:
+        with open_tensors(path, f"Cannot read {os.fspath(path)}") as file:
             header = file.metadata() or {}
-    except (SafetensorError, OSError):
+    except FileError:
         return False
     return not header.get("format", "").startswith("hiddenscope.")
 
@@ -254,56 +261,42 @@ def _open_file(path: Path) -> ForeignTensors:
             "it is a pickle, which runs code when it is read",
             "Save the tensors with safetensors.torch.save_file(tensors, path).",
         )
-    if not path.is_file():
-        raise FileError(problem, "there is no such file", "Give the path of a file.")
+    size = check_file(path, problem)
     is_packed = path.name.lower().endswith(".safetensors.zst")
     if suffix not in (".npy", ".npz", ".safetensors") and not is_packed:
         reason = f"its suffix is {suffix!r}"
         raise FileError(problem, reason, f"Give a {READABLE} file.")
-    header: dict[str, str] = {}
+    if suffix in (".npy", ".npz"):
+        arrays = read_arrays(path, problem)
+        # Emptied on the way: a tensor is a copy of its array.
+        tensors = {key: _tensor(arrays.pop(key), name) for key in list(arrays)}
+        return ForeignTensors(name, tensors)
+    if is_packed:
+        return ForeignTensors(name, _read_packed(path, size, problem))
+    with open_tensors(path, problem) as file:
+        header = file.metadata() or {}
+        # The file is not a mapping, and cannot be iterated itself.
+        names = list(file.keys())
+        tensors = {key: file.get_tensor(key) for key in names}
+        return ForeignTensors(name, tensors, header=header)
+
+
+def _read_packed(path: Path, size: int, problem: str) -> dict[str, Tensor]:
+    """Read what vLLM's online connector writes with compression."""
+    import pyarrow
+    from safetensors.torch import load
+
     try:
-        if is_packed:
-            # Read what vLLM's online connector writes with compression.
-            import pyarrow
-            from safetensors.torch import load
-
-            with pyarrow.input_stream(path, compression="zstd") as content:
-                whole = content.read(believable(path.stat().st_size) + 1)
-            _check_growth(path, len(whole))
-            tensors = load(whole)
-        elif suffix == ".safetensors":
-            from safetensors import safe_open
-
-            with safe_open(path, framework="pt") as file:
-                header = file.metadata() or {}
-                # The file is not a mapping, and cannot be iterated itself.
-                names = list(file.keys())
-                tensors = {key: file.get_tensor(key) for key in names}
-        else:
-            tensors = _read_numpy(path, name)
-    except StatesError:
+        with pyarrow.input_stream(path, compression="zstd") as content:
+            whole = content.read(believable(size) + 1)
+        check_growth(len(whole), size, problem)
+        tensors: dict[str, Tensor] = load(whole)
+        for name, tensor in tensors.items():
+            check_shape(name, tensor.shape, size, problem)
+        return tensors
+    except FileError:
         raise
     except Exception as error:
-        # Each of the three libraries has errors of its own for a damaged file.
+        # Each of the two libraries has errors of its own for a damaged file.
         reason = f"it is damaged, cut short, or not such a file ({str(error)[:120]})"
         raise FileError(problem, reason, "Write the file again.") from error
-    return ForeignTensors(name, tensors, header=header)
-
-
-def _read_numpy(path: Path, name: str) -> dict[str, Tensor]:
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as packed:
-            # zipfile reads no more of a member than this, whatever is in it.
-            _check_growth(path, sum(member.file_size for member in packed.infolist()))
-    # Arrays of objects would be unpickled.
-    loaded = np.load(path, allow_pickle=False)
-    if isinstance(loaded, np.ndarray):
-        return {UNNAMED: _tensor(loaded, name)}
-    with loaded as arrays:
-        return {key: _tensor(arrays[key], name) for key in arrays.files}
-
-
-def _check_growth(path: Path, size: int) -> None:
-    most = believable(path.stat().st_size)
-    if size > most:
-        raise ValueError(f"it grows to more than {most:,} bytes, as no states do")

@@ -4,6 +4,7 @@
 [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,8 @@ from hiddenscope.vectors.vectors import (
 # At most this much of an array is read at a time.
 MOST_ROWS = 32_768
 MOST_BYTES = 2**26
+# No text of a model of sentence-transformers has more tokens.
+LONGEST = 2**24
 
 
 @dataclass(frozen=True)
@@ -158,8 +161,12 @@ def as_trained(
         strings = [text.lower() for text in strings]
     if trained.prompt:
         strings = [trained.prompt + text for text in strings]
-    longest = True if trained.longest is None else trained.longest
-    return strings, pool, longest
+    longest = trained.longest
+    if longest is None:
+        longest = getattr(model.tokenizer, "model_max_length", math.inf)
+    # A tokenizer without a limit has an absurd one. The window holds then.
+    window = model.text_encoder.window or LONGEST
+    return strings, pool, int(min(LONGEST, window, longest))
 
 
 def _texts_for(model: Model, texts: Any, truncate: bool) -> list[Any] | Inputs:

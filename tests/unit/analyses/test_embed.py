@@ -273,6 +273,51 @@ def test_texts_are_cut_where_the_folder_says_and_that_is_said(
     assert not any("tokens or more" in note for note in notes)
 
 
+# As version 6 saves it: the longest text stands in the tokenizer's configuration.
+NEWER: dict[str, Any] = {
+    "transformer_task": "feature-extraction",
+    "modality_config": {
+        "text": {"method": "forward", "method_output_name": "last_hidden_state"}
+    },
+    "module_output_name": "token_embeddings",
+}
+
+
+def test_the_longest_text_may_stand_with_the_tokenizer(
+    sentence_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: list[str] = []
+    monkeypatch.setattr(progress, "note", notes.append)
+    folder = sentence_folder(sentence_bert_config=NEWER)
+    place = folder / "tokenizer_config.json"
+    tokenizer = json.loads(place.read_text())
+    older = hs.embed(hs.load(sentence_folder("older")), ANY_TEXTS)
+    # Numbers that stand for no limit at all: the window holds.
+    for longest, equal in ((16, True), (8, False), (int(1e30), False), (1e300, False)):
+        place.write_text(json.dumps({**tokenizer, "model_max_length": longest}))
+        made = hs.embed(hs.load(folder), ANY_TEXTS)
+        assert np.allclose(made, older, atol=1e-6) == equal
+    assert any("texts have 128 tokens or more" in note for note in notes)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # theirs
+def test_a_folder_that_sentence_transformers_saves_gives_its_vectors(
+    sentence_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    transformers = pytest.importorskip("sentence_transformers")
+    for number, (kind, files) in enumerate(FOLDERS.items()):
+        theirs = transformers.SentenceTransformer(
+            str(sentence_folder(kind, **files)), device="cpu"
+        )
+        expected = theirs.encode(
+            ANY_TEXTS, show_progress_bar=False, normalize_embeddings=True
+        )
+        theirs.save(str(tmp_path / f"{number}"))
+        made = hs.embed(hs.load(tmp_path / f"{number}"), ANY_TEXTS)
+        np.testing.assert_allclose(made, expected, atol=1e-5, rtol=0, err_msg=kind)
+
+
 def test_what_a_folder_does_and_embed_does_not_is_refused(
     sentence_folder: Callable[..., Path],
 ) -> None:
@@ -280,8 +325,27 @@ def test_what_a_folder_does_and_embed_does_not_is_refused(
     sides = {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}
     without = {"pooling_mode": "mean", "include_prompt": False}
     hidden = {"config_sentence_transformers": PROMPTS, "pooling": without}
+    own = modules("Transformer", "Pooling")
+    own[0]["type"] = "custom_st.Transformer"
+    apart = modules("Transformer", "Pooling")
+    apart[0]["path"] = "0_Transformer"
+    chat = {"text": {"method": "forward"}, "message": {"method": "forward"}}
+    cut = {**WHOLE["config_sentence_transformers"], "truncate_dim": 32}
     refused: list[tuple[dict[str, Any], str]] = [
         ({"modules": dense}, "has a module Dense"),
+        ({"modules": own}, "has a module of its own, custom_st.Transformer"),
+        ({"modules": apart}, "keeps its Transformer in 0_Transformer"),
+        ({"modules": modules("Transformer")}, "has no module Pooling"),
+        ({"config_sentence_transformers": cut}, "keeps 32 numbers of a vector"),
+        (
+            {"sentence_bert_config": {**NEWER, "modality_config": chat}},
+            "puts texts into a chat template",
+        ),
+        (
+            {"sentence_bert_config": {**NEWER, "transformer_task": "fill-mask"}},
+            "sets transformer_task",
+        ),
+        ({"sentence_bert_config": {"tokenizer_args": {"x": 1}}}, "sets tokenizer_args"),
         ({"pooling": {"pooling_mode": "weightedmean"}}, "pools by weightedmean"),
         ({"pooling": sides}, "pools by max and mean"),
         (hidden, "leaves the prompt out"),

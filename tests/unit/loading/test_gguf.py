@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+import hiddenscope as hs
 from hiddenscope import progress
 from hiddenscope.errors import Damaged, FileError, LoadError
 from hiddenscope.loading import open_source
@@ -181,8 +182,9 @@ def test_an_absurd_header_is_damaged_before_anybody_allocates(
     path = tmp_path / "absurd.gguf"
     for name, start in ABSURD.items():
         path.write_bytes(start + bytes(60))
-        with pytest.raises(Damaged, match=r"absurd\.gguf"):
-            open_source(path)
+        for read in (open_source, hs.Direction.load):
+            with pytest.raises(Damaged, match=r"absurd\.gguf"):
+                read(path)
         assert not own_cache.exists(), name
 
 

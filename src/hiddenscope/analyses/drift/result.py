@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -46,7 +45,7 @@ from hiddenscope.analyses.drift.story import (
     WorstToken,
 )
 from hiddenscope.errors import FileError
-from hiddenscope.files import PathLike, replacing
+from hiddenscope.files import PathLike, check_file, replacing
 from hiddenscope.results.dataset import token_coords
 from hiddenscope.sites import Site, SitePatterns, select
 from hiddenscope.states import Tokens
@@ -322,15 +321,11 @@ def read_baseline(path: PathLike) -> dict[str, float] | None:
     True
     """
     problem = f"Cannot use {str(Path(path))[:200]!r} as a baseline"
+    if not os.path.exists(path):
+        return None
     try:
-        # Before opening it: opening a pipe waits for a writer.
-        if not stat.S_ISREG(os.stat(Path(path)).st_mode):
-            raise OSError("it is a folder, a device or a pipe")
-        with Path(path).open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
-            raise ValueError(f"it has more than {MOST_BYTES // 2**20} MiB")
-        stored = json.loads(content)
+        check_file(path, problem, MOST_BYTES)
+        stored = json.loads(Path(path).read_bytes())
         if not isinstance(stored, dict) or not isinstance(stored.get("accepted"), dict):
             raise ValueError("it has no table `accepted`")
         if stored.get("format") != FORMAT:
@@ -344,12 +339,9 @@ def read_baseline(path: PathLike) -> dict[str, float] | None:
                 raise ValueError(f"the level of {site[:100]} is {str(level)[:100]}")
             levels[site] = float(level)
         return levels
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise FileError(problem, reason, "Give the path of a plain file.") from error
-    except (ValueError, RecursionError) as error:
+    except FileError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
         reason = f"it is damaged or of another kind ({error})"
         raise FileError(
             problem, reason, "Remove it to have it written anew."
