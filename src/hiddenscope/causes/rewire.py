@@ -17,7 +17,7 @@ from hiddenscope.causes.wiring import OPERANDS, OTHER_WAYS, Kind, Runs
 from hiddenscope.errors import PassError
 from hiddenscope.model import Model
 from hiddenscope.modules import autograd
-from hiddenscope.modules.trials import disagreement
+from hiddenscope.modules.trials import disagreement, rounded_to
 from hiddenscope.passes.stepping import Change, Stepper
 from hiddenscope.passes.unembed import Unembedding
 from hiddenscope.progress import Advance
@@ -60,9 +60,8 @@ def check_restored(model: Model, stepper: Stepper, runs: Runs) -> float:
     logits = rewire(model, stepper, runs, changed)
     expected = torch.stack([runs.base.logits[runs.at], runs.other.logits[runs.at]])
     depth = len(runs.wiring.layouts)
-    off = disagreement(
-        expected[None].to(logits), logits[None], [depth], dtype=model.dtype
-    )
+    dtype = rounded_to(model.dtype)
+    off = disagreement(expected[None].to(logits), logits[None], [depth], dtype=dtype)
     if not off <= 1:
         raise PassError(
             f"Cannot tell the edges of {model.name}",
@@ -76,8 +75,8 @@ def check_restored(model: Model, stepper: Stepper, runs: Runs) -> float:
 class _Rewired:
     """Some rows of rewired runs, of which the blocks so far have been computed.
 
-    `away` [row, writer, token, width] is what a changed edge adds to what its reader
-    reads: what the writer wrote in the other run less what it writes in this row.
+    `written` [row, writer, token, width] is what every part writes in this row, and
+    `rest` [row, token, width] what attention adds besides its heads, its bias.
     """
 
     def __init__(
@@ -89,9 +88,12 @@ class _Rewired:
         self.wiring = wiring = runs.wiring
         rows = len(changed)
         self.stream = runs.base.states[Site(0)].expand(rows, -1, -1)
-        self.away = runs.differences[: wiring.summed].repeat(rows, 1, 1, 1)
-        changed = (changed & wiring.possible)[:, : wiring.summed]
-        self.changed = torch.tensor(changed, device=self.away.device)
+        self.written = runs.written[: wiring.summed].repeat(rows, 1, 1, 1)
+        self.rest = torch.zeros_like(self.written[:, 0])
+        possible = wiring.possible[: wiring.summed]
+        changed = changed[:, : wiring.summed] & possible
+        self.changed = torch.tensor(changed, device=self.written.device)
+        self.kept = torch.tensor(possible & ~changed, device=self.written.device)
         self.place = {site: row for row, site in enumerate(wiring.writers)}
 
     def logits(self) -> Tensor:
@@ -99,15 +101,24 @@ class _Rewired:
         depth = len(self.wiring.layouts)
         for layer in range(1, depth + 1):
             self._step(layer)
-        carried = self._carried([len(self.wiring.readers) - 1])[:, 0]
-        stream = self.stream + carried.to(self.stream)
+        stream = self._read([len(self.wiring.readers) - 1], self.stream)[:, 0]
         unembedding = Unembedding(self.model, Site(depth))
         return unembedding.logits(unembedding.head_inputs(stream[:, self.runs.at]))
 
-    def _carried(self, readers: Sequence[int]) -> Tensor:
-        """Return what the changed edges of readers add [row, reader, token, width]."""
-        changed = self.changed[:, :, readers].to(self.away)
-        return torch.einsum("nwr,nwtd->nrtd", changed, self.away)
+    def _read(self, readers: Sequence[int], stream: Tensor) -> Tensor:
+        """Return what readers read of the stream [row, reader, token, width].
+
+        It is summed from what their edges carry. The stream less what is cut would be
+        rounding where little is left, and norms enlarge that.
+        """
+        changed, kept = self.changed[:, :, readers], self.kept[:, :, readers]
+        other = self.runs.other_written[: self.wiring.summed].to(self.written)
+        summed = self.rest[:, None] + torch.einsum(
+            "nwr,nwtd->nrtd", kept.to(self.written), self.written
+        )
+        summed += torch.einsum("nwr,wtd->nrtd", changed.to(other), other)
+        is_rewired = changed.any(1)[..., None, None]
+        return torch.where(is_rewired, summed.to(stream), stream[:, None])
 
     def _operands(self, layer: int) -> dict[Kind, Tensor]:
         """Return the queries, keys and values of all heads [row, token, width].
@@ -122,8 +133,8 @@ class _Rewired:
         _, inverse = torch.unique(columns, dim=1, return_inverse=True)
         which = dict(zip(readers, inverse.tolist(), strict=True))
         first = {number: reader for reader, number in reversed(which.items())}
-        carried = self._carried([first[number] for number in sorted(first)])
-        streams = self.stream[:, None] + carried.to(self.stream)
+        different = [first[number] for number in sorted(first)]
+        streams = self._read(different, self.stream)
         sites = {kind: Site(layer, f"attn.{kind}") for kind in OPERANDS}
         read = self.stepper.call(layer, streams.flatten(0, 1), [*sites.values()])
         operands = {}
@@ -152,12 +163,13 @@ class _Rewired:
         if is_rewired:
             # What the MLP adds is computed in rows below those of the run, whose
             # attention is of no account.
-            streams = torch.cat([streams, streams])
+            below = streams
             if layout.parallel:
-                streams[rows:] += self._carried(own)[:, 0].to(streams)
+                below = self._read(own, streams)[:, 0]
             else:
                 changes[heads] = lambda z: self._written_by_heads(layer, z)
-                changes[mid] = lambda state: self._reading(own, state)
+                changes[mid] = lambda state: self._reading(own, state[:rows])
+            streams = torch.cat([streams, below])
             changes[mlp] = lambda state: torch.cat([state[rows:], state[rows:]])
         read = self.stepper.call(layer, streams, [heads, mlp], changes, whole=True)
         if not is_rewired or layout.parallel:
@@ -166,24 +178,22 @@ class _Rewired:
         self.stream = read[last][:rows]
 
     def _written_by_heads(self, layer: int, z: Tensor) -> Tensor:
+        inputs = z[: len(self.stream)]
         for head in range(self.wiring.layouts[layer - 1].heads.heads):
             site = Site(layer, f"attn.head.{head}")
             write = self.model.anatomy.write(self.model.module, site)
             assert write is not None
-            self._see(site, write(z[: len(self.stream)]))
+            self._see(site, write(inputs))
+        self.rest += write.bias(inputs).to(self.rest)
         return z
 
     def _reading(self, reader: Sequence[int], mid: Tensor) -> Tensor:
         """Return the middle of a block with that of the MLP's own rows below it."""
-        stream = mid[: len(self.stream)]
-        carried = self._carried(reader)[:, 0]
-        return torch.cat([stream, stream + carried.to(stream)])
+        return torch.cat([mid, self._read(reader, mid)[:, 0]])
 
     def _see(self, site: Site, state: Tensor) -> None:
         """Note what a part writes in these rows."""
-        place = self.place[site]
-        other = self.runs.other_written[place]
-        self.away[:, place] = other - state.to(other)
+        self.written[:, self.place[site]] = state.to(self.written)
 
 
 def _put(states: Tensor, before: Tensor) -> Tensor:

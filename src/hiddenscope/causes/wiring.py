@@ -18,7 +18,9 @@ from hiddenscope.causes.measures import Into
 from hiddenscope.discovery.anatomy import AttentionHeads, Branch
 from hiddenscope.errors import PassError, TextError
 from hiddenscope.model import Model
-from hiddenscope.passes.sweep import UnpatchedRun, logits_tolerance, run_unpatched
+from hiddenscope.modules import autograd
+from hiddenscope.modules.trials import rounded_to, tolerance
+from hiddenscope.passes.sweep import UnpatchedRun, run_unpatched
 from hiddenscope.sites import Site
 from hiddenscope.states.arrays import Bools
 
@@ -198,22 +200,26 @@ def _written(wiring: Wiring, run: UnpatchedRun) -> Tensor:
     return torch.stack(wide)
 
 
+@autograd.without_grad
 def _check_sum(
     model: Model, wiring: Wiring, run: UnpatchedRun, written: Tensor
 ) -> None:
     """Refuse a model whose stream moves by anything but what its parts write.
 
-    What attention adds besides its heads, such as a bias, is the same in both runs and
-    no edge; so increments are compared between tokens.
+    What attention adds besides its heads, its bias, is no edge, and counts here.
     """
     depth = len(wiring.layouts)
-    tolerance = logits_tolerance(model)
-    sums = written[: wiring.summed].double().sum(0)
-    last = run.states[Site(depth)].to(sums)
-    size = written[: wiring.summed].double().norm(dim=-1).square().sum(0).sqrt()
-    off = sums - last
-    off = (off - off[:1]).norm(dim=-1)
-    worst = float((off / (size * tolerance)).max())
+    allowed = tolerance(rounded_to(model.dtype), depth)
+    parts = written[: wiring.summed].double()
+    last = run.states[Site(depth)].to(parts)
+    off = parts.sum(0) - last
+    for layer in range(1, depth + 1):
+        write = model.anatomy.write(model.module, Site(layer, "attn.head.0"))
+        assert write is not None
+        off += write.bias(run.states[Site(layer, "attn.z")]).to(off)
+    off = off.norm(dim=-1)
+    size = parts.norm(dim=-1).square().sum(0).sqrt()
+    worst = float((off / (size * allowed)).max())
     if not worst <= 1:
         raise PassError(
             f"Cannot tell the edges of {model.name}",

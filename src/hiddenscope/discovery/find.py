@@ -77,7 +77,7 @@ from hiddenscope.discovery.vocabulary import (
 from hiddenscope.errors import AnatomyError, NotFinite, TooLarge, is_out_of_memory
 from hiddenscope.modules import autograd, calls, hooks
 from hiddenscope.modules.calls import accepts
-from hiddenscope.modules.trials import tolerance
+from hiddenscope.modules.trials import rounded_to, tolerance
 
 TRIAL_SHAPES = (
     TrialShape(texts=2, tokens=7, targets=4),
@@ -681,12 +681,8 @@ class _Search:
         # look like one, but not all.
         if total.shape != output.shape or not writes_elsewhere:
             return False
-        # Norms of transformers compute in float32, whatever the dtype of the model.
-        coarsest = torch.float32 if projection.norm else torch.float64
-        eps_dtype = max(
-            (output.dtype, coarsest), key=lambda dtype: torch.finfo(dtype).eps
-        )
-        allowed = tolerance(eps_dtype, 1) * output.double().norm(dim=-1)
+        dtype = rounded_to(output.dtype) if projection.norm else output.dtype
+        allowed = tolerance(dtype, 1) * output.double().norm(dim=-1)
         difference = (total - output.double()).norm(dim=-1)
         return bool((difference <= allowed).all())
 

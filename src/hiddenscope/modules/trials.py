@@ -50,6 +50,17 @@ def tolerance(dtype: torch.dtype, depth: int) -> float:
     return min(ULPS * torch.finfo(dtype).eps, MOST_PER_BLOCK) * sqrt(depth + 1)
 
 
+def rounded_to(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype whose rounding shows in a pass with norms.
+
+    Those of transformers compute in float32, whatever the dtype of the model.
+
+    >>> rounded_to(torch.float64), rounded_to(torch.bfloat16)
+    (torch.float32, torch.bfloat16)
+    """
+    return max((dtype, torch.float32), key=lambda dtype: torch.finfo(dtype).eps)
+
+
 def disagreement(
     states: Tensor,
     others: Tensor,

@@ -29,8 +29,11 @@ from hiddenscope.states import Pair, States
 # The remedy for a head that gives one row per text, such as a classifier's.
 OTHER_HEAD = "Use a model with a language-model head."
 
-Keeper: TypeAlias = Callable[[Site, Tap | OperationTap, Tensor], None]
-"""Called with the tensor in which a tap shows the state of a site."""
+Keeper: TypeAlias = Callable[[Site, Tap | OperationTap, Tensor], Tensor | None]
+"""Called with the tensor in which a tap shows the state of a site.
+
+What it returns, if anything, takes the tensor's place.
+"""
 
 Calls: TypeAlias = dict[tuple[str | None, int], int]
 """How often each watched module was called in this pass, by its stack and a number."""
@@ -150,13 +153,20 @@ def run_pass(
     for stack, buffer in buffers.items():
         places[stack] = buffer.places(texts, lengths[stack])
 
-    def keep(site: Site, tap: Tap | OperationTap, tensor: Tensor) -> None:
-        # Where every weight is frozen, gradients begin at the first state that is kept.
-        if live is not None:
-            live[site] = tensor if tensor.requires_grad else tensor.requires_grad_()
+    def keep(site: Site, tap: Tap | OperationTap, tensor: Tensor) -> Tensor | None:
         stack = site.stack
         states = tap.layout.states(tensor, lengths[stack])
         buffers[stack].write(site, states, places[stack])
+        if live is None:
+            return None
+        # Where every weight is frozen, gradients begin at the first state that is kept.
+        live[site] = tensor if tensor.requires_grad else tensor.requires_grad_()
+        if not site.is_inner:
+            return None
+        # Another part may read the same tensor, as attention does where one norm feeds
+        # both it and the MLP: the gradient is that of this part alone.
+        live[site] = tensor.view_as(tensor)
+        return live[site]
 
     sites: list[Site] = []
     for buffer in buffers.values():
@@ -446,12 +456,15 @@ class Watcher:
         tap: Tap | OperationTap,
         writes: Mapping[Site, Write | None],
         tensor: Tensor,
-    ) -> None:
+    ) -> Tensor | None:
+        replaced = None
         for site, write in writes.items():
-            self.keep(site, tap, tensor if write is None else write(tensor))
+            new = self.keep(site, tap, tensor if write is None else write(tensor))
+            replaced = replaced if new is None else new
             self.missing.discard(site)
         if self.stops and not self.missing:
             raise hooks.Stopped
+        return replaced
 
 
 def watch_tap(

@@ -19,6 +19,7 @@ from hiddenscope.errors import PassError
 from hiddenscope.passes.stepping import Stepper
 from hiddenscope.states.arrays import Bools
 from hiddenscope.testing import tiny_model
+from tests.configurations import configured
 from tests.slices import with_slow
 from tests.unit.causes.by_hand import HANDS, Run
 
@@ -137,6 +138,31 @@ def test_blocks_that_do_not_give_the_runs_back_are_refused(tiny: Tiny) -> None:
     wrong = replace(runs, base=replace(runs.base, logits=1.01 * runs.base.logits))
     with pytest.raises(PassError, match="called one by one, do not give back its runs"):
         check_restored(model, stepper, wrong)
+
+
+def kept_of_nothing(name: str, dtype: torch.dtype) -> Tensor:
+    """Return logits of runs that keep 2 to 70% of the edges, and nothing elsewhere."""
+    # The weights are those of bfloat16, so that only what is computed differs.
+    module = configured(name).to(torch.bfloat16).to(dtype)
+    model = hs.load((module, None))
+    stepper, runs = prepared(model)
+    assert check_restored(model, stepper, runs) < 1
+    runs = replace(runs, other_written=torch.zeros_like(runs.written))
+    cut = [drawn(runs.wiring, 4, 1 - kept) for kept in (0.02, 0.2, 0.7)]
+    return rewire(model, stepper, runs, np.concatenate(cut)).double()
+
+
+@pytest.mark.parametrize(
+    "name", with_slow(["Gemma2ForCausalLM"], ["Glm4ForCausalLM", "LlamaForCausalLM"])
+)
+def test_what_is_kept_of_nothing_is_no_rounding(name: str) -> None:
+    """Norms would make much of what is left of a stream less all that it is made of."""
+    expected = kept_of_nothing(name, torch.float64)
+    spread = expected.std(-1)
+    assert (spread == 0).any() and (spread > 0.01).any()
+    for dtype, allowed in ((torch.float32, 1e-4), (torch.bfloat16, 0.05)):
+        off = (kept_of_nothing(name, dtype) - expected).std(-1)
+        assert (off <= allowed * spread).all(), dtype
 
 
 @pytest.mark.slow

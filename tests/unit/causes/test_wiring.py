@@ -127,3 +127,12 @@ def test_a_stream_that_something_else_moves_is_refused() -> None:
             runs_of(model)
     finally:
         handle.remove()
+
+
+def test_a_large_token_says_nothing_of_the_others() -> None:
+    """What is summed is off by rounding, and that of a sink is large."""
+    module: Any = tiny_model("llama", layers=6)
+    with torch.no_grad():
+        module.model.embed_tokens.weight[7] *= 1e4
+    model = hs.load((module.to(torch.bfloat16), None))
+    assert runs_of(model).base.states[Site(6)].norm(dim=-1)[0] > 1e3

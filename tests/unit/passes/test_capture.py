@@ -487,6 +487,29 @@ def test_live_tensors_carry_gradients_and_are_the_states(
     assert all(weight.grad is None for weight in model.module.parameters())
 
 
+@pytest.mark.parametrize("family", ["gptj", "llama"])
+@pytest.mark.parametrize("part", ["mlp.input", "attn.q", "attn.z", "mlp.neurons"])
+def test_a_gradient_inside_a_branch_is_that_of_an_edit(family: str, part: str) -> None:
+    """Attention and MLP of GPT-J read one norm; a change of either leaves the other."""
+    model = hs.load((tiny_model(family).double(), None))
+    site = f"layer.2.{part}"
+    with_gradients = hs.record(model, [TEXT], site, logits=True, grad=True)
+    (slope,) = torch.autograd.grad(
+        with_gradients.logits[-1, 5], with_gradients.live[hs.Site.parse(site)]
+    )
+    tap = model.anatomy.tap(hs.Site.parse(site))
+    states = tap.layout.states(slope, len(TEXT))[0]
+    generator = torch.Generator().manual_seed(0)
+    step = 1e-3 * torch.randn(states.shape, generator=generator).double()
+    logits = []
+    for sign in (1, -1):
+        changes = {site: hs.Add(sign * step)}
+        run = hs.edit(model, [TEXT], changes, (), logits=True)
+        logits.append(float(run.logits[-1, 5]))
+    expected = (logits[0] - logits[1]) / 2
+    assert float((states * step).sum()) == pytest.approx(expected, rel=1e-2)
+
+
 def test_gradients_flow_where_every_weight_is_frozen_and_in_inference_mode() -> None:
     module = tiny_model("llama").requires_grad_(False)
     model = hs.load((module, None))

@@ -16,7 +16,7 @@ from hiddenscope.causes.estimate import Effects, Method
 from hiddenscope.causes.rewire import check_restored, rewire
 from hiddenscope.causes.strongest import SHARE, strongest_edges
 from hiddenscope.causes.wiring import Wiring
-from hiddenscope.errors import PassError, TextError
+from hiddenscope.errors import TextError
 from hiddenscope.measures.grouped import MIN_BOOTSTRAPPED, estimate
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.passes.sweep import logits_tolerance
@@ -53,13 +53,6 @@ def find_circuit(
     """Rank the edges on some contrasts, and test circuits of every size on others."""
     model = as_model(model)
     asked = ask_contrasts(model, contrasts, "find a circuit of", one_form=False)
-    if ablation == "zero" and model.dtype in (torch.bfloat16, torch.float16):
-        raise PassError(
-            f"Cannot ablate {model.name} with zeros",
-            f"in {str(model.dtype).removeprefix('torch.')} what is left of a stream is"
-            " rounding, which norms enlarge",
-            "Use float32, or ablation='resample'.",
-        )
     wiring = Wiring.of(model)
     generator = np.random.default_rng(seed)
     choosing, testing = _split(asked, generator)
