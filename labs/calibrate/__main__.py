@@ -13,6 +13,7 @@ from rich.console import Console
 
 from labs.calibrate import (
     attention,
+    circuit,
     examples,
     exchange,
     features,
@@ -45,6 +46,7 @@ STUDIES = (
     monitor.STUDY,
     features.STUDY,
     variable.STUDY,
+    circuit.STUDY,
 )  # another analysis is one more line here
 INTRODUCTION = """\
 # How far intervals and tests can be trusted

@@ -17,7 +17,7 @@ from labs.calibrate.trials import Claim, Experiment, Study, each
 
 CELLS, TRUE = 100, 0.4
 HEADS, SKEW = (48, 200), 0.5
-CONTRASTS = (5, 8, 12, 20, 40)
+CONTRASTS = (8, 12, 20, 40)
 MODELS, LAYERS, POOL, TOKENS = ("llama", "gpt2"), 12, 400, 8
 
 

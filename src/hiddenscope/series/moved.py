@@ -38,7 +38,7 @@ def shifts(
     """Return the shift along each direction with its interval, jointly 95%.
 
     `shift_random` is what a shift along the most moved of as many random directions
-    stays below in 95% of cases. With fewer than five texts there is no interval.
+    stays below in 95% of cases. With fewer than eight texts there is no interval.
     """
     site = Site.parse(dictionary.writes)
     here, there = in_stack(states, site), in_stack(reference, site)

@@ -68,16 +68,15 @@ def swapped(model: hs.Model, donor: hs.Model, blocks: Sequence[int]) -> Any:
 
 def test_a_copy_of_the_model_changes_nothing_exactly(tiny: Tiny) -> None:
     model = tiny("llama")
-    result = hs.graft(model, (copy.deepcopy(model.module), None), TEXTS)
+    texts = [*TEXTS, [11, 12, 13], [70, 71, 72]]
+    result = hs.graft(model, (copy.deepcopy(model.module), None), texts)
     data, losses = result.data, result.facts["losses"]
     for name in ("loss_change", "loss_change_low", "loss_change_high"):
         assert data[name].values.tolist() == [0, 0, 0]
     assert data["agreement"].values.tolist() == [1, 1, 1]
     assert losses["raised"] == losses["lowered"] == []
-    expected, _ = plain_losses(model.module, model.module)
-    assert losses["model"]["value"] == pytest.approx(np.mean(expected), rel=1e-5)
     assert losses["model"]["value"] == losses["donor"]["value"]
-    assert losses["tokens"] == sum(len(ids) - 1 for ids in TEXTS)
+    assert losses["tokens"] == sum(len(ids) - 1 for ids in texts)
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])

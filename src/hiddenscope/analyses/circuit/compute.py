@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Ablation: TypeAlias = Literal["resample", "mean", "zero"]
 
 # From as many groups, some can choose while enough for an interval test.
-ENOUGH = 8
+ENOUGH = MIN_BOOTSTRAPPED + 3
 CURVES = {
     "value": "faithfulness",
     "low": "lower end of the faithfulness",
@@ -198,7 +198,7 @@ def _split(
 ) -> tuple[Sequence[int], Sequence[int]]:
     """Return the contrasts that choose edges, and those that test them.
 
-    Of a single group all do both. Where there are enough, five groups test: with fewer
+    Of a single group all do both. Where there are enough, eight groups test: with fewer
     there is no interval.
     """
     count = asked.group_count

@@ -184,6 +184,8 @@ def _findings(report: CircuitReport) -> Iterator[str]:
             f"{counted(report.chosen_on, 'pair')} of prompts chose the edges, and"
             f" {report.tested_on} others tested them."
         )
+        if size.low is None and size.edges < report.edges:
+            yield "There is no interval: it needs eight groups of prompts that test."
     else:
         yield (
             "The prompts that chose the edges are those that they were tested on;"

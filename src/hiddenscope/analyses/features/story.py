@@ -181,5 +181,5 @@ def _compared(report: FeaturesReport) -> Iterator[str]:
         if gaps:
             yield f"That of the dictionary is {in_series(gaps)}."
     if untested:
-        yield f"There are no intervals: they need five groups of texts. {UNTESTED}"
+        yield f"There are no intervals: they need eight groups of texts. {UNTESTED}"
     yield from report.notes
