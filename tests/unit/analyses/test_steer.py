@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import GenerationConfig
 from typer.testing import CliRunner
 
 import hiddenscope as hs
@@ -354,6 +355,38 @@ def test_an_encoder_decoder_is_steered_in_either_stack(tiny: Tiny, site: str) ->
     expected = pytest.approx(float(np.exp(np.mean(losses))), rel=1e-4)
     assert float(data["perplexity"][0, 0]) == expected
     assert data["written"].dims == ("site", "strength", "text")
+
+
+@pytest.mark.parametrize("family", ["t5", "bart"])
+def test_an_encoder_decoder_writes_after_its_targets(family: str) -> None:
+    """Also where the configuration names its start, and not that of generation."""
+    module: Any = tiny_model(family)
+    module.config.decoder_start_token_id = 1
+    module.generation_config = GenerationConfig(num_return_sequences=2, num_beams=2)
+    model = hs.load((module, tiny_tokenizer()))
+    prompts = model.encode(PROMPTS[:2], targets=[[1, 7, 8], [1, 9]])
+    vector = torch.randn(64, generator=torch.Generator().manual_seed(0))
+    given: dict[str, Any] = {"sites": "decoder.layer.2", "strengths": [3]}
+    result = steered(model, prompts, vector, new_tokens=3, **given)
+    for name, scale in (("written_before", 0), ("written", 3)):
+        changes: Any = {given["sites"]: hs.Add(vector, scale=scale)}
+        for place, text in enumerate(result.data[name].values.ravel().tolist()):
+            ids = list(prompts.targets.ids[place])  # type: ignore[union-attr]
+            for _ in range(3):
+                whole = model.encode(PROMPTS[place : place + 1], targets=[ids])
+                made: Any = hs.edit(model, whole, changes, (), logits=True)
+                ids.append(int(made.logits[-1].argmax()))
+            fresh = ids[len(prompts.targets.ids[place]) :]  # type: ignore[union-attr]
+            assert text == model.tokenizer.decode(fresh)  # type: ignore[union-attr]
+
+
+def test_a_model_that_cannot_write_says_so_before_it_is_steered() -> None:
+    module: Any = tiny_model("llama")
+    module.generation_config.cache_implementation = "nonsense"
+    model = hs.load((module, tiny_tokenizer()))
+    with pytest.raises(PassError, match="generate stopped with") as raised:
+        steered(model, new_tokens=2)
+    assert "Check the options, and the model's generation_config" in str(raised.value)
 
 
 def test_the_best_setting_is_the_largest_move_that_leaves_the_model_as_good(

@@ -105,7 +105,11 @@ def steer_prompts(
         )
     if new_tokens is None:
         new_tokens = 0 if cannot_write else NEW_TOKENS
-    check_new_tokens(model, prompt_inputs, new_tokens)
+    unsteered = []
+    if new_tokens:
+        check_new_tokens(model, prompt_inputs, new_tokens)
+        # First, so that a model that cannot write says so before the long passes.
+        (unsteered,) = continue_prompts(model, prompt_inputs, new_tokens)
     listed = [answers] if isinstance(answers, str | int) else answers
     answer_ids = _answer_ids(model, prompt_inputs, listed)
     answer_reads = prompt_reads(model, prompt_inputs, tuple(answer_ids))
@@ -144,7 +148,8 @@ def steer_prompts(
     written = None
     not_written: str | Absent | None = cannot_write or None
     if new_tokens:
-        written = _write(sweep, prompt_inputs, new_tokens, data, best or strongest)
+        shown = best or strongest
+        written = _write(sweep, prompt_inputs, new_tokens, data, unsteered, shown)
         not_written = ABSENT
     sizes = data["size"].values
     report = SteerReport(
@@ -388,6 +393,7 @@ def _write(
     prompts: Inputs,
     new_tokens: int,
     data: "xarray.Dataset",
+    before: list[str],
     shown: Setting | None,
 ) -> Written:
     """Continue the prompts before and after steering at one site, and put the texts
@@ -396,7 +402,6 @@ def _write(
     site, strength = sweep.steered.sites[0], sweep.strengths[-1]
     if shown is not None:
         site, strength = Site.parse(shown.site), shown.strength
-    (before,) = continue_prompts(sweep.model, prompts, new_tokens)
     steered = []
     if sweep.steps:
         intervention = sweep.intervention(site)
