@@ -445,7 +445,10 @@ def test_the_headline_is_towards_what_was_asked_at_a_cost_that_is_known(
     low, high = best["perplexity_interval"]
     assert -0.05 <= low < best["perplexity_change"] < high <= 0.05
     here = data.sel(site="layer.3", strength=best["strength"])
-    assert (low, high) == (here["perplexity_change_low"], here["perplexity_change_high"])
+    assert (low, high) == (
+        here["perplexity_change_low"],
+        here["perplexity_change_high"],
+    )
     assert "moves “t” most as asked (up with positive strengths" in both.summary()
     # The point is within 5%, and the interval is not.
     costs = data["perplexity_change"].values.ravel()
@@ -471,7 +474,9 @@ def test_groups_of_prompts_count_as_one_each(tiny: Tiny) -> None:
     assert result.facts["groups"] == 4 and result.facts["groups_given"]
     found = result.facts["strongest"]
     assert found["interval"] is None, "four groups are too few for 95%"
-    moves = (result.data["log_odds"] - result.data["log_odds_before"]).values[0, 0, :, 0]
+    moves = (result.data["log_odds"] - result.data["log_odds_before"]).values[
+        0, 0, :, 0
+    ]
     by_group = moves.reshape(4, 3).mean(1)
     assert found["log_odds_change"] == pytest.approx(np.median(by_group))
     singly = steered(tiny("llama"), prompts, **given)
@@ -621,7 +626,9 @@ def test_the_answers_are_shown_before_the_perplexity_is_measured(
 
 
 def test_it_is_shown_and_told(tiny: Tiny) -> None:
-    result = steered(tiny("llama"), along=SETS[::-1], strengths=[-0.5, 0, 0.5], new_tokens=3)
+    result = steered(
+        tiny("llama"), along=SETS[::-1], strengths=[-0.5, 0, 0.5], new_tokens=3
+    )
     data = result.data
     grid, *rest = views_of(result)
     assert isinstance(grid, Grid)

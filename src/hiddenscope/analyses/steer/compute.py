@@ -425,9 +425,7 @@ def strongest_setting(
     )
 
 
-def _extremes(
-    data: "xarray.Dataset", together: Belonging
-) -> Iterator[SteeredAnswer]:
+def _extremes(data: "xarray.Dataset", together: Belonging) -> Iterator[SteeredAnswer]:
     """Yield how low and how high each answer comes while the model stays as good."""
     down, up = -np.ones(data.sizes["strength"]), np.ones(data.sizes["strength"])
     for place, answer in enumerate(labels(data, "answer")):
