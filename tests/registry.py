@@ -366,7 +366,7 @@ ENTRIES: dict[str, Entry] = {
             lambda: hs.attention(
                 (previous_token_model(), tiny_tokenizer()), "the cat sat"
             ),
-            "1 of 12 gives the previous token more than half of the weight \\(p at most 0\\.05\\): layer\\.1\\.attn\\.head\\.2",
+            "1 of 12 attention heads gives the previous token more than half of the weight \\(p at most 0\\.05\\): layer\\.1\\.attn\\.head\\.2",
         ),
     ),
     "probe": Entry(
@@ -581,7 +581,7 @@ ENTRIES: dict[str, Entry] = {
             "new_tokens": 2,
         },
         noise=steer_noise,
-        planted=(steered_far, "moves “a” most: from a probability of"),
+        planted=(steered_far, "moves “a” most as asked .*: from a probability of"),
     ),
     "embed": Entry(
         ask=lambda model: hs.embed(model, TEXTS),

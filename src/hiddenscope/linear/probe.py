@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from hiddenscope.arguments import checked, require
 from hiddenscope.errors import Damaged, FileError, SiteError, StatesError
 from hiddenscope.files import PathLike, read_tensors, write_tensors
+from hiddenscope.linear.crossvalidation import stable_hash
 from hiddenscope.linear.logistic import logistic
 from hiddenscope.linear.problems import Problems, ridge, standardised
 from hiddenscope.results import Result
@@ -22,6 +23,7 @@ from hiddenscope.sites import Site
 from hiddenscope.states import States
 from hiddenscope.states.arrays import Floats, Labels
 from hiddenscope.states.pooling import Pooling, meaning_of, score_pooling
+from hiddenscope.texts import Labelled, belonging, copy_key, number_groups
 from hiddenscope.versions import installed_version
 
 Task: TypeAlias = Literal["classify", "regress"]
@@ -34,13 +36,15 @@ class Threshold:
     """Where a probe rings: above `value`, as `alarms` of the `negatives` do.
 
     With 95% confidence at most the share `at_most` of fresh negatives would, which is
-    no more than the rate that was wanted.
+    no more than the rate that was wanted. Of the texts, `near_duplicates` nearly repeat
+    one of another group: then more may ring.
     """
 
     value: float
     alarms: int
     negatives: int
     at_most: float
+    near_duplicates: int = 0
 
 
 @checked
@@ -82,6 +86,7 @@ class Probe:
         self.pool: Pooling = ""
         self.query_: Floats | None = None
         self.threshold_: Threshold | None = None
+        self.trained_: frozenset[int] = frozenset()
 
     def __repr__(self) -> str:
         place = f" at {self.site}" if self.site else ""
@@ -131,6 +136,7 @@ class Probe:
             coef, intercept = coef[0], intercept[0]
         self.coef_, self.intercept_ = coef, intercept
         self.source, self.pool, self.query_, self.threshold_ = {}, "", None, None
+        self.trained_ = frozenset()
         return self
 
     @property
@@ -228,15 +234,19 @@ class Probe:
         return float(scores[min(1, len(scores) - 1) :].max())
 
     def threshold(
-        self, negatives: States | ArrayLike, *, false_positives: float = 0.01
+        self,
+        negatives: States | tuple[States, Labelled] | ArrayLike,
+        *,
+        false_positives: float = 0.01,
     ) -> Threshold:
         """Set the score above which the probe rings, and return it with its error.
 
         At most the share `false_positives` of fresh negatives ring, with 95%
         confidence. `negatives` are states of texts of the first class, which count by
-        the highest score that each reaches at any token after the first, or a score for
-        each text. They must be independent and must not have trained the probe: of
-        texts that belong together, give the highest score.
+        the highest score that each reaches at any token after the first. Of copies, and
+        of texts that belong together (`(states, hs.read(..., group=))`), the loudest
+        counts. Or they are a score for each text, which must be independent. They must
+        not have trained the probe; texts that `hs.probe` trained it on are refused.
 
         >>> probe = Probe().fit([[0.0], [1.0], [2.0], [3.0]], [0, 0, 1, 1])
         >>> probe.threshold(np.arange(500), false_positives=0.01).alarms
@@ -248,10 +258,12 @@ class Probe:
         if len(getattr(self, "classes_", ())) != 2:
             reason = "the probe is not fitted, or not to two classes"
             raise StatesError(problem, reason, "Fit it to two.")
+        near = 0
+        data = None
+        if isinstance(negatives, tuple) and isinstance(negatives[0], States):
+            negatives, data = negatives
         if isinstance(negatives, States):
-            lengths = negatives.tokens.lengths.tolist()
-            parts = torch.split(negatives[self.site], lengths)
-            negatives = [self.highest(part) for part in parts]
+            negatives, near = self._loudest(negatives, data, problem)
         scores = _labels(negatives, np.float64)
         if scores.ndim != 1 or not len(scores):
             reason = f"it takes a list of scores, not the shape {list(scores.shape)}"
@@ -274,8 +286,32 @@ class Probe:
             )
         value = float(scores[count - allowed])
         alarms = int((scores > value).sum())
-        self.threshold_ = Threshold(value, alarms, count, float(bounds[alarms]))
+        self.threshold_ = Threshold(value, alarms, count, float(bounds[alarms]), near)
         return self.threshold_
+
+    def _loudest(
+        self, states: States, data: Labelled | None, problem: str
+    ) -> tuple[Floats, int]:
+        """Return the highest score of each group of texts, and how many texts nearly
+        repeat one of another.
+        """
+        texts = states.tokens.contents
+        trained = sum(key_number(copy_key(text)) in self.trained_ for text in texts)
+        if trained:
+            reason = f"{trained:,} of the {len(texts):,} texts trained the probe"
+            raise StatesError(problem, reason, "Give others.")
+        groups = None
+        if data is not None:
+            groups = data.groups
+            if states.tokens.texts not in (None, data.texts):
+                reason = f"{data.name} has other texts than the states"
+                raise StatesError(problem, reason, "Give what they were made of.")
+        together = belonging(texts, [""] * len(texts), groups)
+        parts = torch.split(states[self.site], states.tokens.lengths.tolist())
+        numbers = number_groups(together.groups)
+        loudest = np.full(numbers.max() + 1, -np.inf)
+        np.maximum.at(loudest, numbers, [self.highest(part) for part in parts])
+        return loudest, together.alike.texts if together.alike else 0
 
     def predict_proba(self, states: ArrayLike | torch.Tensor) -> Floats:
         """Return the probability of every class."""
@@ -353,6 +389,8 @@ class Probe:
         probe.intercept_ = intercept
         probe.source = dict(result.source)
         probe.pool = result.facts["token"]
+        if "trained_on" in data:
+            probe.trained_ = frozenset(data["trained_on"].to_numpy().tolist())
         if "query" in here:
             probe.query_ = here["query"].to_numpy().astype(np.float64)
         return probe
@@ -382,6 +420,8 @@ class Probe:
             "coef": torch.as_tensor(np.array(self.coef_)),
             "intercept": torch.as_tensor(np.array(self.intercept_)),
         }
+        if self.trained_:
+            tensors["trained"] = torch.tensor(sorted(self.trained_))
         if self.query_ is not None:
             tensors["query"] = torch.as_tensor(self.query_)
         write_tensors(path, tensors, {"format": _FORMAT, "probe": json.dumps(settings)})
@@ -401,6 +441,8 @@ class Probe:
             probe.pool = settings.get("pool", "")
             if threshold := settings.get("threshold"):
                 probe.threshold_ = Threshold(**threshold)
+            if "trained" in tensors:
+                probe.trained_ = frozenset(tensors["trained"].tolist())
             if "query" in tensors:
                 probe.query_ = tensors["query"].numpy()
             if probe.task == "classify":
@@ -440,6 +482,11 @@ class Probe:
         if not _all_finite(self.intercept_):
             return "its intercepts are not all finite numbers"
         return ""
+
+
+def key_number(key: str) -> int:
+    """Return a number that stands for a text and its copies, by their key."""
+    return stable_hash(key, 0) >> 1
 
 
 def negatives_needed(false_positives: float) -> int:

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from hiddenscope.discovery import trial_ids
 from hiddenscope.errors import Error, PassError, TextError, is_out_of_memory
@@ -99,9 +98,11 @@ def generate(
             f" takes {window:,}",
             "Ask for fewer, or give a shorter prompt.",
         )
-    ids = torch.tensor([prompt.ids[0]], device=model.device)
+    if model.encoder_decoder and prompt.targets is None:
+        start = Inputs(((model.text_encoder.required_start(),),))
+        prompt = prompt.with_targets(start)
     with autograd.restored(), recording(model, sites) as recorded, torch.no_grad():
-        written = _write(model, ids, max_new_tokens + 1, options)
+        (written,) = continue_texts(model, prompt, max_new_tokens + 1, options)
     return _assemble(model, recorded, prompt, written, max_new_tokens)
 
 
@@ -159,10 +160,13 @@ def _try_generation(model: PassModel, prompt_length: int) -> str:
     return f"its states there are off by {worst:,.0f} times the rounding tolerance"
 
 
-def _write(
-    model: PassModel, ids: Tensor, count: int, options: Mapping[str, Any]
-) -> list[int]:
-    """Return the prompt with the ids that the model writes after it."""
+def continue_texts(
+    model: PassModel, texts: Inputs, count: int, options: Mapping[str, Any]
+) -> list[list[int]]:
+    """Return texts of one length with the ids that the model writes after them.
+
+    A decoder beside an encoder goes on after its targets, which are of one length too.
+    """
     write: Any = getattr(model.module, "generate", None)
     if write is None or not getattr(model.module, "can_generate", lambda: True)():
         remedy = "Load it with task='causal-lm'."
@@ -182,22 +186,31 @@ def _write(
     }
     if "generation_config" not in options:
         settings.setdefault("do_sample", False)
+    if texts.targets is not None:
+        rows = texts.targets.ids
+        settings = {
+            "decoder_input_ids": torch.tensor(rows, device=model.device),
+            # transformers would put its own start token before another.
+            "decoder_start_token_id": [row[0] for row in rows],
+            **settings,
+        }
+    ids = torch.tensor(texts.ids, device=model.device)
     mask = torch.ones_like(ids)
     try:
         output = write(ids, attention_mask=mask, max_new_tokens=count, **settings)
     except Exception as error:
         # An option may end in anything: offloaded caches assert that there is CUDA,
         # quantized ones import a package.
-        if isinstance(error, Error) or is_out_of_memory(error) or not options:
+        if isinstance(error, Error) or is_out_of_memory(error):
             raise
         raise PassError(
-            f"Cannot generate with {', '.join(options)}",
+            f"Cannot generate with {', '.join(options) or model.anatomy.name}",
             f"transformers' generate stopped with {type(error).__name__}:"
             f" {str(error)[:200]}",
-            "Check these options.",
+            "Check the options, and the model's generation_config.",
         ) from error
-    sequence: list[int] = getattr(output, "sequences", output)[0].tolist()
-    return sequence
+    sequences: list[list[int]] = getattr(output, "sequences", output).tolist()
+    return sequences
 
 
 def _assemble(
@@ -216,7 +229,7 @@ def _assemble(
     parts = []
     for stack, passes in recorded.by_stack().items():
         text, most = list(written), max_new_tokens
-        start = 1 if stack == "decoder" else len(prompt.ids[0])
+        (start,) = prompt.of(stack).lengths
         if stack == "encoder":
             text, most = list(prompt.ids[0]), 0
         read = 0

@@ -76,6 +76,18 @@ class Tokens:
         """Return the number of rows of each text."""
         return np.bincount(self.text, minlength=self.count)
 
+    @property
+    def contents(self) -> Sequence[Any]:
+        """Return each text as its string, or its ids where only these are known."""
+        if self.texts:
+            return self.texts
+        ids = [self.ids[self.rows(text)].tolist() for text in range(self.count)]
+        for text, row in enumerate(ids):
+            # Pooled states have no ids: a number of its own keeps a text apart.
+            if max(row, default=0) < 0:
+                ids[text] = [-1 - text]
+        return ids
+
     def rows(self, text: int) -> slice:
         """Return the rows of one text; -1 is the last text.
 

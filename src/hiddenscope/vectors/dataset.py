@@ -79,14 +79,7 @@ def _is_table(data: Any) -> bool:
 def strings_of(texts: Any) -> Sequence[Any]:
     """Return each text in a form that can be compared: its string, or its ids."""
     if isinstance(texts, Tokens):
-        if texts.texts:
-            return texts.texts
-        ids = [texts.ids[texts.rows(text)].tolist() for text in range(texts.count)]
-        for text, row in enumerate(ids):
-            # Pooled states have no ids: a number of its own keeps a text apart.
-            if max(row, default=0) < 0:
-                ids[text] = [-1 - text]
-        return ids
+        return texts.contents
     if isinstance(texts, Inputs):
         return texts.texts or texts.ids
     return list(texts)

@@ -379,6 +379,13 @@ def test_a_planted_head_is_found_and_no_other_is_said_to_be_like_it() -> None:
     assert all(head["p_half"] > 0.05 for head in heads[1:])
     assert result.data["previous"].sel(layer=1, head=2) > 0.9
     assert not result.facts["induction_heads"]
+    # What is said first is who does it in earnest, of the sink too.
+    told = result.summary()
+    assert "1 of 12 attention heads gives the previous token more than half" in told
+    if first := result.facts["first_heads"]:
+        earnest, few = "to give the first token more than half", "read it, if little"
+        told = told[told.index(earnest) :]
+        assert f"{len(first)} of 12 {few}, as idle heads do" in told
 
 
 def test_even_weights_are_even_beyond_rounding() -> None:

@@ -136,6 +136,37 @@ def test_a_planted_direction_is_found_where_it_was_planted(found: hs.Result) -> 
     assert float(data["majority"]) == 0.5
 
 
+def test_sites_that_share_the_best_score_are_all_named() -> None:
+    """The first of them is no better than the others."""
+    drawn, labels = planted(rows=24, sites=3)
+    drawn.values[1:] = 0
+    drawn.values[1:, :, 0] = torch.tensor([name == "yes" for name in labels])
+    result = hs.probe(drawn, labels)
+    best = result.facts["best"]
+    assert best["accuracy"] == 1 and best["tied"] == ["layer.1", "layer.2"]
+    said = "2 sites share the best score (layer.1 and layer.2); layer.1 is the first"
+    assert said in result.summary()
+
+
+@pytest.mark.parametrize("task", ["regress", "classify"])
+def test_two_random_walks_have_no_interval(task: Any) -> None:
+    """What drifts goes together by chance, and rows in a row are no draws."""
+    walks = np.random.default_rng(3).standard_normal((80, 25)).cumsum(0)
+    labels = walks[:, 0]
+    if task == "classify":
+        labels = (labels > np.median(labels)).astype(int)
+    drawn = states(torch.from_numpy(walks[:, 1:].reshape(80, 2, 12)).swapaxes(0, 1))
+    result = hs.probe(drawn, labels.tolist(), task=task)
+    assert result.facts["serial_inflation"] > 1.5
+    assert result.facts["best"]["interval"] is None
+    assert "interval" not in result.facts["mix"]
+    score = result.facts["score"]
+    assert result.data[f"{score}_low"].isnull().all()
+    assert "There are no intervals" in result.summary()
+    assert "its uncertainty is not known" in result.summary()
+    assert hs.Probe.of(result).coef_.any()
+
+
 def test_the_best_site_is_told_with_an_interval_that_knows_it_was_chosen(
     found: hs.Result,
 ) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import GenerationConfig
 from typer.testing import CliRunner
 
 import hiddenscope as hs
@@ -277,7 +278,7 @@ def test_what_is_written_is_what_generate_writes_while_states_are_changed(
     vector = difference(model, site)
     for place, prompt in enumerate(prompts):
         ids = torch.tensor([model.encode(prompt).ids[0]])
-        for strength in (0, -2, 2):
+        for strength in (0, -1, 1):
             with hs.editing(model, {site: hs.Add(vector, scale=strength)}):
                 made = model.module.generate(  # type: ignore[operator]
                     ids, max_new_tokens=5, do_sample=False, pad_token_id=0
@@ -356,18 +357,51 @@ def test_an_encoder_decoder_is_steered_in_either_stack(tiny: Tiny, site: str) ->
     assert data["written"].dims == ("site", "strength", "text")
 
 
+@pytest.mark.parametrize("family", ["t5", "bart"])
+def test_an_encoder_decoder_writes_after_its_targets(family: str) -> None:
+    """Also where the configuration names its start, and not that of generation."""
+    module: Any = tiny_model(family)
+    module.config.decoder_start_token_id = 1
+    module.generation_config = GenerationConfig(num_return_sequences=2, num_beams=2)
+    model = hs.load((module, tiny_tokenizer()))
+    prompts = model.encode(PROMPTS[:2], targets=[[1, 7, 8], [1, 9]])
+    vector = torch.randn(64, generator=torch.Generator().manual_seed(0))
+    given: dict[str, Any] = {"sites": "decoder.layer.2", "strengths": [3]}
+    result = steered(model, prompts, vector, new_tokens=3, **given)
+    for name, scale in (("written_before", 0), ("written", 3)):
+        changes: Any = {given["sites"]: hs.Add(vector, scale=scale)}
+        for place, text in enumerate(result.data[name].values.ravel().tolist()):
+            ids = list(prompts.targets.ids[place])  # type: ignore[union-attr]
+            for _ in range(3):
+                whole = model.encode(PROMPTS[place : place + 1], targets=[ids])
+                made: Any = hs.edit(model, whole, changes, (), logits=True)
+                ids.append(int(made.logits[-1].argmax()))
+            fresh = ids[len(prompts.targets.ids[place]) :]  # type: ignore[union-attr]
+            assert text == model.tokenizer.decode(fresh)  # type: ignore[union-attr]
+
+
+def test_a_model_that_cannot_write_says_so_before_it_is_steered() -> None:
+    module: Any = tiny_model("llama")
+    module.generation_config.cache_implementation = "nonsense"
+    model = hs.load((module, tiny_tokenizer()))
+    with pytest.raises(PassError, match="generate stopped with") as raised:
+        steered(model, new_tokens=2)
+    assert "Check the options, and the model's generation_config" in str(raised.value)
+
+
 def test_the_best_setting_is_the_largest_move_that_leaves_the_model_as_good(
     tiny: Tiny,
 ) -> None:
     model = tiny("llama")
-    result = steered(model, strengths=[-0.5, -0.1, 0, 0.1, 0.5, 20])
+    result = steered(model, along=SETS[::-1], strengths=[-0.5, -0.1, 0, 0.1, 0.5, 20])
     data, best = result.data, result.facts["best"]
     fine = np.abs(data["perplexity"] / data["perplexity_before"] - 1) <= 0.05
     assert 0 < int(fine.sum()) < fine.size, "or nothing is shown"
     moves = (data["log_odds"] - data["log_odds_before"]).mean("text").where(fine)
     setting = {name: best[name] for name in ("site", "strength")}
-    move = float(moves.isel(answer=0).sel(setting))
-    assert abs(move) == float(np.abs(moves.isel(answer=0)).max())
+    # Up with positive strengths, and down with negative ones.
+    asked = moves.isel(answer=0) * np.sign(data["strength"])
+    assert float(asked.sel(setting)) == float(asked.max()) > 0
     here = data.sel(setting)
     mean = float(here["probability"].isel(answer=0).mean())
     assert best["probability"] == pytest.approx(mean)
@@ -382,20 +416,72 @@ def test_the_best_setting_is_the_largest_move_that_leaves_the_model_as_good(
             assert float(of_answer.sel(at)) == float(extreme)
     best_of = "the best of 15 settings for 3 prompts; whether it holds for other"
     assert best_of in result.summary()
-    broken = steered(model, strengths=[1e4])
+    broken = steered(model, strengths=[1e4], answers=None)
     assert broken.facts["best"] is None
     assert broken.facts["answers"][0]["lowest"] is None
-    # First what was found and what it costs, then the verdict.
     found = broken.facts["strongest"]
     first = story_of(broken)[0].prose.splitlines()[0]
     assert first in broken.summary()
-    effect = f"{found['site']} with strength 10000 moves “t” most: from a probability"
-    assert first.startswith(effect)
-    assert f"log-odds of the median prompt {found['log_odds_change']:+.2g}" in first
+    verdict = "No setting that changes the perplexity by at most 5% moves “"
+    effect = f"At a higher cost, {found['site']} with strength 10000 moves “"
+    assert first.startswith(verdict) and effect in first
+    assert f"median change of the log-odds {found['log_odds_change']:+.2g}" in first
     assert f"perplexity {found['perplexity_change']:+,.0%}" in first
-    assert first.endswith(
-        "No setting that changes the perplexity by at most 5% moves it."
+
+
+def test_the_headline_is_towards_what_was_asked_at_a_cost_that_is_known(
+    tiny: Tiny,
+) -> None:
+    """Not what moves most against it, nor what may cost more."""
+    model = tiny("llama")
+    weight: Any = model.module.get_output_embeddings().weight.detach()  # type: ignore[operator]
+    vector = weight[model.encode(" t").ids[0][-1]]
+    given: dict[str, Any] = {"sites": "layer.3", "answers": " t"}
+    quality = [f"{text} {number}" for number in range(4) for text in OTHERS]
+    given |= {"along": vector, "quality": quality}
+    both = steered(model, strengths=[-9, 0.02, 0.04, 9], **given)
+    best, data = both.facts["best"], both.data
+    assert best["strength"] > 0 and best["log_odds_change"] > 0
+    low, high = best["perplexity_interval"]
+    assert -0.05 <= low < best["perplexity_change"] < high <= 0.05
+    here = data.sel(site="layer.3", strength=best["strength"])
+    assert (low, high) == (
+        here["perplexity_change_low"],
+        here["perplexity_change_high"],
     )
+    assert "moves “t” most as asked (up with positive strengths" in both.summary()
+    # The point is within 5%, and the interval is not.
+    costs = data["perplexity_change"].values.ravel()
+    high_ends = data["perplexity_change_high"].values.ravel()
+    assert ((0 < costs) & (costs < high_ends)).any()
+    away = steered(model, strengths=[-0.04, -0.02], **given).facts["best"]
+    assert away["strength"] < 0 and away["log_odds_change"] < 0
+    against = steered(model, strengths=[0.02], **{**given, "along": -vector})
+    assert against.facts["best"] is None and against.facts["strongest"] is None
+    first = story_of(against)[0].prose.splitlines()[0]
+    assert first.startswith("No setting that changes the perplexity by at most 5% mov")
+    assert "The other way, layer.3 with strength 0.02 moves “t” most" in first
+    few = steered(model, strengths=[0.02], **{**given, "quality": OTHERS})
+    assert "perplexity_interval" not in few.facts["best"]
+    assert "Of so few texts its change has no interval." in few.summary()
+
+
+def test_groups_of_prompts_count_as_one_each(tiny: Tiny) -> None:
+    prompts = [f"{text} {number}" for text in PROMPTS for number in range(4)]
+    given: Any = {"sites": "layer.1", "strengths": [1], "along": SETS[::-1]}
+    data = hs.read(prompts, group=[number // 3 for number in range(12)])
+    result = steered(tiny("llama"), data, **given)
+    assert result.facts["groups"] == 4 and result.facts["groups_given"]
+    found = result.facts["strongest"]
+    assert found["interval"] is None, "four groups are too few for 95%"
+    moves = (result.data["log_odds"] - result.data["log_odds_before"]).values[
+        0, 0, :, 0
+    ]
+    by_group = moves.reshape(4, 3).mean(1)
+    assert found["log_odds_change"] == pytest.approx(np.median(by_group))
+    singly = steered(tiny("llama"), prompts, **given)
+    assert singly.facts["strongest"]["interval"] is not None
+    assert "since no groups were given. That is doubtful" in singly.summary()
 
 
 @pytest.mark.parametrize("skew", [1, -1])
@@ -414,7 +500,8 @@ def test_the_interval_of_the_strongest_setting_holds_the_median(skew: int) -> No
 
 
 def test_a_prompt_given_again_is_no_further_evidence(tiny: Tiny) -> None:
-    given: Any = {"sites": "layer.1", "strengths": [1], "answers": " t"}
+    given: Any = {"sites": "layer.1", "strengths": [1], "along": SETS[::-1]}
+    given["answers"] = " t"
     few = steered(tiny("llama"), PROMPTS * 5, **given).facts["strongest"]
     assert few["interval"] is None
     prompts = [f"{text} {number}" for text in PROMPTS for number in range(3)]
@@ -427,7 +514,7 @@ def test_a_prompt_given_again_is_no_further_evidence(tiny: Tiny) -> None:
     assert (low, high) == (ranked[1], ranked[-2])
     told = f"(95% interval {low:+.2g} to {high:+.2g})"
     assert told in result.summary()
-    assert "The interval accounts for the choice among 1 setting." in result.summary()
+    assert "The interval accounts for the choice among 1 setting. " in result.summary()
 
 
 def test_the_notes_say_when_blocks_could_not_be_skipped(tiny: Tiny) -> None:
@@ -539,7 +626,9 @@ def test_the_answers_are_shown_before_the_perplexity_is_measured(
 
 
 def test_it_is_shown_and_told(tiny: Tiny) -> None:
-    result = steered(tiny("llama"), strengths=[-0.5, 0, 0.5], new_tokens=3)
+    result = steered(
+        tiny("llama"), along=SETS[::-1], strengths=[-0.5, 0, 0.5], new_tokens=3
+    )
     data = result.data
     grid, *rest = views_of(result)
     assert isinstance(grid, Grid)

@@ -70,6 +70,24 @@ def test_each_state_of_two_stacks_is_what_a_full_pass_gives(
         torch.testing.assert_close(part.values, full.values, rtol=1e-4, atol=1e-4)
 
 
+def test_a_decoder_goes_on_after_its_targets() -> None:
+    """Also where the configuration names its start, and not that of generation."""
+    module: Any = tiny_model("t5")
+    module.config.decoder_start_token_id = 3
+    model = hs.load((module, None))
+    started = model.capture_generation([PROMPT], max_new_tokens=2)
+    assert started.decoder.tokens.ids[0] == 3  # type: ignore[union-attr]
+    prompt = model.encode([PROMPT], targets=[[3, 8, 9]])
+    made = model.capture_generation(prompt, max_new_tokens=3, min_new_tokens=4)
+    assert isinstance(made, Pair)
+    ids = made.decoder.tokens.ids.tolist()
+    assert len(ids) == 6 and ids[:3] == [3, 8, 9]
+    whole = model.capture([PROMPT], targets=[ids])
+    assert isinstance(whole, Pair)
+    values = made.decoder.values
+    torch.testing.assert_close(values, whole.decoder.values, rtol=1e-4, atol=1e-4)
+
+
 def test_one_stack_of_two_may_be_asked_for_alone(tiny: Tiny) -> None:
     both = tiny("t5").capture_generation([PROMPT], max_new_tokens=3)
     for stack in ("encoder", "decoder"):

@@ -43,9 +43,9 @@ SHORT = {
     "same": "reads the current token",
 }
 BEYOND = {
-    "induction": "more than in a text without repetition",
+    "induction": "more than a text without repetition gives",
     "previous": "more than chance gives",
-    "first": "more than chance gives",
+    "first": "as idle heads do, more than chance gives",
     "same": "more than chance gives",
 }
 LEVEL = 0.05
@@ -269,26 +269,11 @@ def _findings(report: AttentionReport, result: Result) -> Iterator[str]:
 def _relation_findings(
     relation: str, significant: list[Head], count: int
 ) -> Iterator[str]:
-    """Say how many heads do one thing beyond chance, and which do it in earnest."""
+    """Say which heads do one thing in earnest, and how many do it beyond chance."""
     what = RELATIONS[relation]
     if not significant:
         yield f"No head is shown to read {what} {BEYOND[relation]}."
         return
-    verb = "reads" if len(significant) == 1 else "read"
-    of_all = f"{len(significant):,} of {count:,} attention {plural(count, 'head')}"
-    claim = f"{of_all} {verb} {what} {BEYOND[relation]} (p at most {LEVEL})"
-    if relation == "induction":
-        names = []
-        for head in significant[:MOST_NAMES]:
-            numbers = f"{head.score:.2f} against {head.null:.2f}"
-            names.append(f"{head.site} ({numbers})")
-        yield f"{claim}: {_named(names, len(significant))}."
-        return
-    nulls = [head.null for head in significant]
-    low, high = f"{min(nulls):.2f}", f"{max(nulls):.2f}"
-    by_chance = low if low == high else f"{low} to {high}"
-    yield f"{claim}, which is {by_chance}."
-    # To be above chance is little. These do hardly anything else.
     names = []
     for head in significant:
         if head.p_half < LEVEL:
@@ -296,11 +281,20 @@ def _relation_findings(
     if names:
         verb = "gives" if len(names) == 1 else "give"
         yield (
-            f"{len(names):,} of {count:,} {verb} {what} more than half of the weight"
-            f" (p at most {LEVEL}): {_named(names[:MOST_NAMES], len(names))}."
+            f"{len(names):,} of {count:,} attention {plural(count, 'head')} {verb}"
+            f" {what} more than half of the weight (p at most {LEVEL}):"
+            f" {_named(names[:MOST_NAMES], len(names))}."
         )
     else:
         yield f"No head is shown to give {what} more than half of its weight."
+    nulls = [head.null for head in significant]
+    low, high = f"{min(nulls):.2f}", f"{max(nulls):.2f}"
+    by_chance = low if low == high else f"{low} to {high}"
+    verb = "reads" if len(significant) == 1 else "read"
+    yield (
+        f"{len(significant):,} of {count:,} {verb} it, if little,"
+        f" {BEYOND[relation]}, which is {by_chance} (p at most {LEVEL})."
+    )
 
 
 def _named(names: list[str], count: int) -> str:

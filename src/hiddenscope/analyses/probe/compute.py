@@ -52,7 +52,7 @@ from hiddenscope.linear.intervals import (
 )
 from hiddenscope.linear.logistic import predicted_classes
 from hiddenscope.linear.pooled import pooled_logistic
-from hiddenscope.linear.probe import Task, unscaled
+from hiddenscope.linear.probe import Task, key_number, unscaled
 from hiddenscope.model import ModelLike
 from hiddenscope.results import Result
 from hiddenscope.results.dataset import (
@@ -72,6 +72,8 @@ from hiddenscope.vectors import EachToken, rows_of
 if TYPE_CHECKING:
     import xarray
 
+# Scores that are no farther apart are equal.
+TIE = 1e-9
 # Classes that the facts list.
 LISTED = 20
 # The largest p-value of a site that is called above chance.
@@ -384,6 +386,8 @@ def _dataset(scored: Scored) -> "xarray.Dataset":
     if classes is not None:
         coords["class"] = classes
         put("majority", (), scored.target.chance, "share of the largest class")
+    trained = sorted(map(key_number, scored.rows.keys))
+    put("trained_on", "trained", trained, "hash of each text it was trained on")
     if scored.probed[0].query is not None:
         put("query", ("site", "width"), along("query"), "query of the attention")
     if mixed is not None:
@@ -404,7 +408,11 @@ def _report(scored: Scored, token: Pooling) -> ProbeReport:
     """Return what was probed, the best site, the sites above chance, and the mix."""
     rows, target, design = scored.rows, scored.target, scored.design
     sites = [str(site) for site in rows.sites]
-    best = int(np.argmax([interval.score for interval in scored.intervals]))
+    scores = [interval.score for interval in scored.intervals]
+    best = int(np.argmax(scores))
+    tied = [
+        site for site, at in zip(sites, scores, strict=True) if at >= scores[best] - TIE
+    ]
     interval, control = scored.intervals[best], scored.probed[best].control
     best_score: dict[str, Any] = {scored.score: interval.score}
     tested = zip(sites, scored.intervals, scored.p_values, strict=True)
@@ -423,7 +431,7 @@ def _report(scored: Scored, token: Pooling) -> ProbeReport:
             folds=int(np.sum(by_fold == largest)),
         )
         score: dict[str, Any] = {scored.score: mixed.score}
-        if mixed.interval is not None:
+        if mixed.interval is not None and not design.serial:
             score["interval"] = [mixed.interval.low, mixed.interval.high]
         mix_score = MixScore(largest_weight=weight, **score)
     classes = None
@@ -435,7 +443,7 @@ def _report(scored: Scored, token: Pooling) -> ProbeReport:
         data=rows.name,
         token=token,
         rows=len(rows.labels),
-        **rows.belonging.facts | {"texts": len(set(rows.text_names))},
+        **rows.facts,
         serial_inflation=design.serial,
         folds=design.fold_count,
         score=scored.score,
@@ -444,7 +452,8 @@ def _report(scored: Scored, token: Pooling) -> ProbeReport:
         class_count=0 if target.classes is None else len(target.classes),
         best=BestSite(
             site=sites[best],
-            interval=as_best(interval),
+            tied=tied if len(tied) > 1 else None,
+            interval=None if design.serial else as_best(interval),
             p=known(scored.p_values[best]),
             control=known(control),
             selectivity=known(interval.score - control),

@@ -67,6 +67,18 @@ class Rows(Vectors):
         """Return what is taken as independent of others, in words."""
         return "group of texts" if self.belonging.grouped else "text"
 
+    @property
+    def keys(self) -> set[str]:
+        """Return the keys of all texts, but of vectors whose texts are not known."""
+        keys = {name.partition("\0")[0] for name in self.text_names}
+        return {key for key in keys if not key.startswith("[-")}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Return what a report says of texts that belong together."""
+        texts, groups = len(set(self.text_names)), len(set(self.groups))
+        return self.belonging.facts | {"texts": texts, "groups": groups}
+
     def select(self, rows: Sequence[int]) -> "Rows":
         """Return some of the rows."""
         return replace(

@@ -62,8 +62,7 @@ def rows_of_test(
     if task == "classify" and unknown:
         reason = f"the class {min(unknown)[:40]!r} is not in the training data"
         raise StatesError(problem, reason, "Leave its texts out.")
-    # A name is that of the text with its label behind it.
-    known = {name.partition("\0")[0] for name in train.text_names}
+    known = train.keys
     pairs = zip(rows.text_names, rows.groups, strict=True)
     shared = {group for name, group in pairs if name.partition("\0")[0] in known}
     fresh = [row for row, group in enumerate(rows.groups) if group not in shared]
@@ -95,8 +94,8 @@ def tested(result: Result, report: ProbeReport, rows: Rows) -> Result:
     score, *ends = by_site[report.best.site]
     scores: dict[str, Any] = {report.score: score}
     test = TestScore(
+        **rows.facts,
         data=rows.name,
-        texts=len(set(rows.text_names)),
         shared=rows.left_out,
         interval=ends or None,
         **scores,

@@ -37,12 +37,16 @@ class ClassCount:
 
 @frozen
 class BestSite:
-    """The best site: its accuracy or R², and None where a number is not defined."""
+    """The best site: its accuracy or R², and None where a number is not defined.
+
+    `tied` are the sites with that score, itself the first, where there are several.
+    """
 
     site: str
+    tied: list[str] | None = None
     accuracy: float | None = None
     r2: float | None = None
-    interval: list[float]
+    interval: list[float] | None
     p: float | None
     control: float | None
     selectivity: float | None
@@ -103,7 +107,7 @@ class Alarm:
 
 
 @frozen
-class TestScore:
+class TestScore(Grouped):
     """The probe of all rows on other texts, at the site that is best on its own.
 
     `shared` rows were left out: their texts or groups are in the training data. With
@@ -112,7 +116,6 @@ class TestScore:
     """
 
     data: str
-    texts: int
     shared: int
     chance: float | None = None
     accuracy: float | None = None
@@ -251,10 +254,13 @@ def _findings(report: ProbeReport, result: Result) -> Iterator[str]:
     control = ""
     if best.control is not None:
         control = f", against {report.number(best.control)} on control labels"
-    yield (
-        f"The best site is {best.site}:"
-        f" {report.with_interval(best, corrected)}{control}."
-    )
+    name = f"The best site is {best.site}"
+    if best.tied:
+        name = (
+            f"{len(best.tied):,} sites share the best score ({site_list(best.tied)});"
+            f" {best.site} is the first"
+        )
+    yield f"{name}: {report.with_interval(best, corrected)}{control}."
     yield from _against_chance(report, result)
     if report.test is not None:
         yield from _on_the_test(report, report.test)
@@ -305,6 +311,7 @@ def _on_the_test(report: ProbeReport, test: TestScore) -> Iterator[str]:
             f"{counted(test.shared, 'row')} left out of the test: the text, or another"
             " of its group, is in the training data."
         )
+    yield independence(test, f" of {test.data}")
     for alarm in test.alarms or ():
         yield _on_alarms(report, test, alarm)
         if alarm.value is None:
@@ -369,7 +376,7 @@ def _against_chance(report: ProbeReport, result: Result) -> Iterator[str]:
         yield f"Better than guessing {guess} ({chance}): {site_list(above)}."
     else:
         yield f"No site is shown to be better than guessing {guess} ({chance})."
-    if best.site in above and best.interval[0] <= report.chance:
+    if best.site in above and best.interval and best.interval[0] <= report.chance:
         yield _why_above(report, result, best.p)
     elif not above and best.p <= LEVEL:
         yield (
@@ -420,7 +427,9 @@ def _limits(report: ProbeReport) -> Iterator[str]:
             "The intervals are not 95% ones: with several classes they held the truth"
             f" in {report.interval_holds:.0%} of simulations."
         )
-    if not report.calibrated:
+    if report.serial_inflation is not None:
+        yield "There are no intervals: rows that drift along an order are no draws."
+    elif not report.calibrated:
         together = report.groups_given or report.groups < report.texts
         unit = "groups of texts" if together else "texts"
         why = f"with as few as {report.groups:,} {unit}"

@@ -93,7 +93,7 @@ def steer(
     strengths: Annotated[
         Sequence[float] | float | Literal["ablate"],
         ask("Multiples of the difference, a comma list: -1,1,2.", kind="numbers"),
-    ] = (-2.0, -1.0, 0.0, 1.0, 2.0),
+    ] = (-1.0, -0.5, -0.2, 0.0, 0.2, 0.5, 1.0),
     answers: Annotated[
         str | int | Sequence[str | int] | None,
         ask(
@@ -126,8 +126,10 @@ def steer(
 
     The direction is added to the state of every token, `strengths` times; with
     `strengths="ablate"` it is projected out. `answers` are the tokens to look at, the
-    model's most likely ones if not given. `quality` are the texts that the perplexity
-    is measured on, 40 plain sentences if not given. `new_tokens` are written after each
+    model's most likely ones if not given; a direction towards the first should raise
+    it. `quality` are the texts that the perplexity is measured on, 40 plain sentences
+    if not given. Prompts are taken as independent unless `hs.read(..., group=)` says
+    which belong together, and so are these texts. `new_tokens` are written after each
     prompt.
 
     >>> import hiddenscope as hs
@@ -138,7 +140,7 @@ def steer(
     >>> prompts = [[5, 6, 7]]
     >>> result = hs.steer(model, prompts, direction, answers=[3, 4], quality=quality)
     >>> dict(result.data["probability"].sizes)
-    {'site': 3, 'strength': 5, 'text': 1, 'answer': 2}
+    {'site': 3, 'strength': 7, 'text': 1, 'answer': 2}
     """
     from hiddenscope.analyses.steer.compute import steer_prompts
 

@@ -4,6 +4,7 @@ written, and the report.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,6 +37,7 @@ from hiddenscope.analyses.steer.sweep import (
 )
 from hiddenscope.directions.direction import Direction
 from hiddenscope.errors import NotFinite, PassError, StatesError, TextError
+from hiddenscope.measures.grouped import group_sums, reach_of_all
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.passes import Inputs, Texts, load_with_head, record
 from hiddenscope.passes.text_encoder import notes_on_spaces
@@ -48,10 +50,12 @@ from hiddenscope.results.dataset import (
     to_dataset,
 )
 from hiddenscope.results.drawing import labels
-from hiddenscope.results.report import ABSENT, Absent
+from hiddenscope.results.report import ABSENT
 from hiddenscope.sites import Site
 from hiddenscope.states import Pair, States
 from hiddenscope.states.arrays import Floats
+from hiddenscope.texts import Belonging, belonging, number_groups
+from hiddenscope.vectors.dataset import strings_of
 
 if TYPE_CHECKING:
     import xarray
@@ -73,6 +77,12 @@ ATTRIBUTES: Mapping[str, Attributes] = {
     "perplexity_change": {
         "long_name": "change of the perplexity, as a share of it",
         "meaning": "diverging",
+    },
+    "perplexity_change_low": {
+        "long_name": "change of the perplexity, low end of the 95% interval"
+    },
+    "perplexity_change_high": {
+        "long_name": "change of the perplexity, high end of the 95% interval"
     },
     "size": {
         "long_name": "norm of the direction over the median norm of the prompts' states"
@@ -105,7 +115,11 @@ def steer_prompts(
         )
     if new_tokens is None:
         new_tokens = 0 if cannot_write else NEW_TOKENS
-    check_new_tokens(model, prompt_inputs, new_tokens)
+    unsteered = []
+    if new_tokens:
+        check_new_tokens(model, prompt_inputs, new_tokens)
+        # First, so that a model that cannot write says so before the long passes.
+        (unsteered,) = continue_prompts(model, prompt_inputs, new_tokens)
     listed = [answers] if isinstance(answers, str | int) else answers
     answer_ids = _answer_ids(model, prompt_inputs, listed)
     answer_reads = prompt_reads(model, prompt_inputs, tuple(answer_ids))
@@ -129,8 +143,10 @@ def steer_prompts(
     text_states = model.capture(text_reads.inputs, whole) if whole else None
     on_quality = sweep.measure("Measuring the perplexity", text_reads, text_states)
     prompt_strings = prompt_inputs.texts or map(" ".join, map(words, prompt_inputs.ids))
+    together = _belonging(prompts, prompt_inputs)
+    changes = quality_changes(on_quality, _belonging(quality, text_reads.inputs))
     data = to_dataset(
-        _columns(sweep, on_prompts, on_quality, states),
+        _columns(sweep, on_prompts, on_quality, changes, states),
         {
             "site": site_names(steered.sites),
             "strength": np.array(multiples),
@@ -139,15 +155,14 @@ def steer_prompts(
             "id": ("answer", np.array(answer_ids)),
         },
     )
-    best = strongest_setting(data, 0)
-    strongest = strongest_setting(data, 0, within=math.inf)
-    written = None
-    not_written: str | Absent | None = cannot_write or None
-    if new_tokens:
-        written = _write(sweep, prompt_inputs, new_tokens, data, best or strongest)
-        not_written = ABSENT
+    # Without an answer that was asked for, either way will do.
+    asked = np.sign(multiples) if how == "add" and listed else np.zeros(len(multiples))
+    best = strongest_setting(data, together, 0, asked)
+    strongest = strongest_setting(data, together, 0, asked, within=math.inf)
     sizes = data["size"].values
     report = SteerReport(
+        **together.facts,
+        towards=bool(asked.any()),
         direction=steered.origin,
         how=how,
         upwards=direction.upwards,
@@ -164,11 +179,16 @@ def steer_prompts(
         ),
         best=best,
         strongest=strongest,
-        answers=list(_extremes(data)),
-        written=written,
-        not_written=not_written,
+        answers=list(_extremes(data, together)),
+        written=None,
+        not_written=cannot_write or None,
         notes=sweep.notes,
     )
+    if new_tokens:
+        written = _write(
+            sweep, prompt_inputs, new_tokens, data, unsteered, report.shown
+        )
+        report = replace(report, written=written, not_written=ABSENT)
     return Result("steer", data, report, model.source(model.anatomy.sites[-1].stack))
 
 
@@ -242,12 +262,50 @@ def _answer_ids(
     return ids
 
 
+def _belonging(texts: Any, inputs: Inputs) -> Belonging:
+    """Find which texts belong together; with other targets, one is no copy."""
+    targets = [()] * len(inputs) if inputs.targets is None else inputs.targets.ids
+    return belonging(strings_of(inputs), targets, getattr(texts, "groups", None))
+
+
+def quality_changes(measured: Measured, together: Belonging) -> Floats:
+    """Return the change of the perplexity and the ends of its interval, `[3, site,
+    strength]`, as shares; without five groups of texts, or a finite loss, the ends are
+    NaN.
+
+    The mean loss of a token is a ratio of sums over texts. Its intervals hold for all
+    settings together, so that they allow for a choice among them.
+    """
+    before = np.array([text.sum() for text in measured.before])
+    after = np.array([[_sums(texts) for texts in row] for row in measured.after])
+    tokens = np.array([len(text) for text in measured.before])
+    rises = (before - after).reshape(-1, len(tokens)).T
+    change, reach = rises.sum(0) / tokens.sum(), np.full(rises.shape[1], np.nan)
+    finite = np.isfinite(rises).all(0)
+    groups = number_groups(together.groups)
+    reached = reach_of_all(rises[:, finite], groups, tokens[:, None])
+    if reached is not None:
+        reach[finite] = reached
+    with np.errstate(over="ignore"):
+        ends = np.expm1([change, change - reach, change + reach])
+    return ends.reshape(3, *after.shape[:2])
+
+
+def _sums(texts: LogProbs) -> list[float]:
+    return [float(text.sum()) for text in texts]
+
+
 def _columns(
-    sweep: Sweep, on_prompts: Measured, on_quality: Measured, states: States | Pair
+    sweep: Sweep,
+    on_prompts: Measured,
+    on_quality: Measured,
+    changes: Floats,
+    states: States | Pair,
 ) -> Variables:
     """Return probabilities, log-odds and perplexities by site and strength.
 
-    `states` are those of the prompts, beside which the direction is large or small.
+    `changes` are those of the perplexity, with their ends; `states` are those of the
+    prompts, beside which the direction is large or small.
     """
     settings, cells = ("site", "strength"), ("text", "answer")
     perplexities = [[_perplexity(texts) for texts in row] for row in on_quality.after]
@@ -263,7 +321,9 @@ def _columns(
         "probability": (settings + cells, np.exp(on_prompts.answers_after)),
         "log_odds": (settings + cells, _log_odds(on_prompts.answers_after)),
         "perplexity": (settings, perplexity),
-        "perplexity_change": (settings, perplexity / perplexity_before - 1),
+        "perplexity_change": (settings, changes[0]),
+        "perplexity_change_low": (settings, changes[1]),
+        "perplexity_change_high": (settings, changes[2]),
         "probability_before": (cells, np.exp(on_prompts.answers_before)),
         "log_odds_before": (cells, _log_odds(on_prompts.answers_before)),
         "perplexity_before": ((), perplexity_before),
@@ -319,29 +379,37 @@ def _note_first_look(sweep: Sweep, measured: Measured, answers: Sequence[str]) -
 
 
 def strongest_setting(
-    data: "xarray.Dataset", answer: int, *, sign: int = 0, within: float = WITHIN
+    data: "xarray.Dataset",
+    together: Belonging,
+    answer: int,
+    signs: Floats,
+    *,
+    within: float = WITHIN,
 ) -> Setting | None:
     """Return the setting that moves an answer's log-odds most, of those that are cheap:
-    up or down by the `sign`, and either way with 0.
+    up or down by the sign of each strength, and either way with 0.
 
     Log-odds are averaged over the prompts. A setting is cheap if it changes the
-    perplexity by at most `within`.
+    perplexity by at most `within`, up to the ends of its interval where there is one.
     """
     means = data["log_odds"].mean("text") - data["log_odds_before"].mean("text")
     moves = means.values[..., answer]
-    distances = sign * moves if sign else np.abs(moves)
-    cheap = np.abs(data["perplexity_change"].values) <= within
+    distances = np.where(signs == 0, np.abs(moves), signs * moves)
+    costs = [data[f"perplexity_change{end}"].values for end in ("", "_low", "_high")]
+    cheap = np.fmax.reduce(np.abs(costs)) <= within
     distances = np.where(cheap & (distances > 0), distances, 0)
     if not distances.any():
         return None
     site, strength = np.unravel_index(np.argmax(distances), distances.shape)
     here = data.isel(site=site, strength=strength)
-    # A prompt that was given again is no further evidence.
-    _, distinct = np.unique(data["prompt"], return_index=True)
-    by_prompt = (here["log_odds"] - here["log_odds_before"]).values
-    changes = by_prompt[distinct, answer]
+    # A prompt that was given again is no further evidence, and a group counts as one.
+    distinct = np.flatnonzero(together.first)
+    groups = number_groups([together.groups[number] for number in distinct])
+    by_prompt = (here["log_odds"] - here["log_odds_before"]).values[distinct, answer]
+    changes = group_sums(by_prompt, groups) / np.bincount(groups)
     before = float(data["probability_before"].isel(answer=answer).mean())
     after = float(here["probability"].isel(answer=answer).mean())
+    change, *ends = (float(cost[site, strength]) for cost in costs)
     return Setting(
         answer=str(data["answer"].values[answer]),
         site=str(here["site"].item()),
@@ -352,23 +420,25 @@ def strongest_setting(
         log_odds_change=float(np.median(changes)),
         interval=median_interval(changes, data["perplexity"].size),
         perplexity=float(here["perplexity"]),
-        perplexity_change=float(here["perplexity_change"]),
+        perplexity_change=change,
+        perplexity_interval=ends if np.isfinite(ends).all() else None,
     )
 
 
-def _extremes(data: "xarray.Dataset") -> Iterator[SteeredAnswer]:
+def _extremes(data: "xarray.Dataset", together: Belonging) -> Iterator[SteeredAnswer]:
     """Yield how low and how high each answer comes while the model stays as good."""
+    down, up = -np.ones(data.sizes["strength"]), np.ones(data.sizes["strength"])
     for place, answer in enumerate(labels(data, "answer")):
         yield SteeredAnswer(
             answer=answer,
             probability=float(data["probability_before"][:, place].mean()),
-            lowest=strongest_setting(data, place, sign=-1),
-            highest=strongest_setting(data, place, sign=1),
+            lowest=strongest_setting(data, together, place, down),
+            highest=strongest_setting(data, together, place, up),
         )
 
 
 def median_interval(changes: Floats, settings: int) -> list[float] | None:
-    """Return the 95% interval of the median of independent changes.
+    """Return the 95% interval of the median of independent changes, one a group.
 
     Its ends are two of them, which hold the median whatever the distribution (Thompson
     1936), corrected for the choice among settings by Bonferroni's inequality. Too few
@@ -388,6 +458,7 @@ def _write(
     prompts: Inputs,
     new_tokens: int,
     data: "xarray.Dataset",
+    before: list[str],
     shown: Setting | None,
 ) -> Written:
     """Continue the prompts before and after steering at one site, and put the texts
@@ -396,7 +467,6 @@ def _write(
     site, strength = sweep.steered.sites[0], sweep.strengths[-1]
     if shown is not None:
         site, strength = Site.parse(shown.site), shown.strength
-    (before,) = continue_prompts(sweep.model, prompts, new_tokens)
     steered = []
     if sweep.steps:
         intervention = sweep.intervention(site)

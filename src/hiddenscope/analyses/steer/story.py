@@ -9,9 +9,10 @@ import numpy as np
 from hiddenscope.results import Aside, Listing, Report, Result, Section, Table, frozen
 from hiddenscope.results.drawing import labels, level
 from hiddenscope.results.pictures import ColourScale, Grid, Lines, Measure, Series
-from hiddenscope.results.report import ABSENT, Absent
+from hiddenscope.results.report import ABSENT, Absent, Grouped
 from hiddenscope.results.sentences import (
     counted,
+    independence,
     model_name,
     number,
     quoted_token,
@@ -66,8 +67,9 @@ class Quality:
 class Setting:
     """What one site and strength do to an answer and to the perplexity.
 
-    `interval` is the 95% interval of the median change of the log-odds over prompts.
-    Results that older versions saved have neither.
+    `interval` is the 95% interval of the median change of the log-odds over groups of
+    prompts. Results that older versions saved have neither, nor an interval of the
+    perplexity's change, which holds for all settings together.
     """
 
     answer: str
@@ -80,15 +82,16 @@ class Setting:
     interval: list[float] | Absent | None = ABSENT
     perplexity: float
     perplexity_change: float
+    perplexity_interval: list[float] | None = None
 
     @property
     def cost(self) -> str:
-        """Write the change of the perplexity, with two digits where it would look like
-        none.
-        """
-        if abs(self.perplexity_change) >= WHOLE_PERCENT:
-            return f"{self.perplexity_change:+,.0%}"
-        return f"{100 * self.perplexity_change:+.2g}%"
+        """Write the change of the perplexity, with its interval."""
+        cost = _percents(self.perplexity_change)
+        if self.perplexity_interval is None:
+            return cost
+        low, high = map(_percents, self.perplexity_interval)
+        return f"{cost} ({low} to {high})"
 
     @property
     def moved(self) -> str:
@@ -99,11 +102,18 @@ class Setting:
         if np.isfinite(self.ratio):
             parts[0] += f" ({number(self.ratio, 2)} times)"
         if self.log_odds_change is not None:
-            parts.append(f"log-odds of the median prompt {self.log_odds_change:+.2g}")
+            parts.append(f"median change of the log-odds {self.log_odds_change:+.2g}")
         if isinstance(self.interval, list):
             low, high = self.interval
             parts[-1] += f" (95% interval {low:+.2g} to {high:+.2g})"
         return ", ".join([*parts, f"perplexity {self.cost}"])
+
+
+def _percents(change: float) -> str:
+    """Write a change, with two digits where it would look like none."""
+    if abs(change) >= WHOLE_PERCENT:
+        return f"{change:+,.0%}"
+    return f"{100 * change:+.2g}%"
 
 
 @frozen
@@ -135,8 +145,12 @@ class Written:
 
 
 @frozen
-class SteerReport(Report):
-    """What a model answers and writes while it is steered."""
+class SteerReport(Grouped, Report):
+    """What a model answers and writes while it is steered.
+
+    `best` and `strongest` move the first answer: with `towards`, up by positive
+    strengths and down by negative ones.
+    """
 
     direction: Origin
     how: Literal["add", "ablate"]
@@ -145,6 +159,7 @@ class SteerReport(Report):
     size: Sizes
     settings: int
     prompts: int
+    towards: bool = False
     quality: Quality
     best: Setting | None
     strongest: Setting | Absent | None = ABSENT
@@ -155,10 +170,14 @@ class SteerReport(Report):
 
     @property
     def shown(self) -> Setting | None:
-        """Return the best setting, or the strongest where all cost too much."""
-        if self.best is None and isinstance(self.strongest, Setting):
-            return self.strongest
-        return self.best
+        """Return the best setting; without one the best that moves the answer the other
+        way, or the strongest where all cost too much.
+        """
+        first = self.answers[0]
+        cheap = [setting for setting in (first.lowest, first.highest) if setting]
+        cheap.sort(key=lambda setting: abs(setting.log_odds_change or 0))
+        strongest = self.strongest if isinstance(self.strongest, Setting) else None
+        return self.best or (cheap[-1] if cheap else strongest)
 
     def change(self, strength: float) -> str:
         """Say how states are changed."""
@@ -208,10 +227,13 @@ def story(report: SteerReport, result: Result) -> Iterator[Section]:
     masked, quality = "", report.quality
     if quality.masked_every:
         masked = f", of which every {quality.masked_every}th token is masked"
+    certain = "Of so few texts its change has no interval."
+    if np.isfinite(data.get("perplexity_change_high", np.nan)).any():
+        certain = "The intervals of its change hold for all settings together."
     cost = (
         f"The perplexity on {counted(quality.texts, 'text')}{masked}, measured with"
         " the same change, shows what it costs; unchanged it is"
-        f" {quality.perplexity:.1f}."
+        f" {quality.perplexity:.1f}. {certain}"
     )
     yield Section(
         "What the model answers, steered",
@@ -233,10 +255,16 @@ def story(report: SteerReport, result: Result) -> Iterator[Section]:
 def _best(report: SteerReport) -> str:
     """Say what moves the first answer most, at what cost, and how far that reaches."""
     within = f"{report.quality.within:.0%}"
-    verdict = f"No setting that changes the perplexity by at most {within} moves"
-    shown = report.shown
+    answer, shown = quoted_token(report.answers[0].answer), report.shown
+    asked = ""
+    if report.towards:
+        asked = " as asked (up with positive strengths, down with negative ones)"
+    verdict = (
+        f"No setting that changes the perplexity by at most {within} moves"
+        f" {answer}{asked}."
+    )
     if shown is None:
-        return f"{verdict} {quoted_token(report.answers[0].answer)}."
+        return verdict
     settings = counted(report.settings, "setting")
     reach = f"The interval accounts for the choice among {settings}."
     if not isinstance(shown.interval, list):
@@ -245,13 +273,15 @@ def _best(report: SteerReport) -> str:
             f" {counted(report.prompts, 'prompt')}; whether it holds for other prompts"
             " was not tested."
         )
-    moves = (
-        f"{report.where(shown, ' with')} moves {quoted_token(shown.answer)} most:"
-        f" {shown.moved}. {reach}"
-    )
-    if report.best is None:
-        return f"{moves} {verdict} it."
-    return f"Of the settings that change the perplexity by at most {within}, {moves}"
+    else:
+        reach += f" {independence(report, ' of the prompts')}"
+    opening = f"Of the settings that change the perplexity by at most {within},"
+    if shown is report.strongest:
+        opening = f"{verdict} At a higher cost,"
+    elif report.best is None:
+        opening, asked = f"{verdict} The other way,", ""
+    where = report.where(shown, " with")
+    return f"{opening} {where} moves {answer} most{asked}: {shown.moved}. {reach}"
 
 
 def _direction(report: SteerReport) -> str:
