@@ -92,7 +92,7 @@ def test_numbers_that_are_not_finite_and_shapes_that_disagree(
     empty = {name: tensor[..., :0] for name, tensor in tensors.items()}
     nothing = {"W_dec": tensors["W_dec"][:0], "b_dec": tensors["b_dec"]}
     save_file(empty | nothing, folder / SAELENS)
-    refused(folder, "it has no features")
+    refused(folder, "holds no number")
     del tensors["b_dec"]
     save_file(tensors, folder / SAELENS)
     refused(folder, "do not go together .KeyError: 'b_dec'")
