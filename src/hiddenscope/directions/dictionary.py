@@ -48,6 +48,8 @@ AT_ONCE = 2**26
 LAYER_NORM_EPS = 1e-5
 # States that are drawn to scale random directions.
 DRAWN = 512
+# Texts of an analysis on which a dictionary is proved that was not when it was read.
+FEWEST_TEXTS, MOST_TEXTS = 8, 40
 
 
 @checked
@@ -360,12 +362,19 @@ class Dictionary:
 
     @property
     def is_believed(self) -> bool:
-        """Tell whether it comes from a file, and is taken at its word.
+        """Tell whether it comes from a file, and is taken at its word."""
+        return self.facts.get("origin") in ORIGINS and self.proof is None
 
-        A cross-layer transcoder is proved where its lower layers are read.
+    def assured(self, model: Model | None, inputs: Inputs | None) -> "Dictionary":
+        """Return it proved on some of these texts, if it is believed and they suffice.
+
+        A cross-layer transcoder is proved with its lower layers, by `read` alone.
         """
-        is_read = self.facts.get("origin") in ORIGINS
-        return is_read and self.proof is None
+        count = len(inputs or ())
+        can_be_proved = count >= FEWEST_TEXTS and self.later is None
+        if model is None or inputs is None or not (self.is_believed and can_be_proved):
+            return self
+        return self.proved(model, inputs.some(range(min(count, MOST_TEXTS))))
 
     def at(self, site: str) -> "Dictionary":
         """Return a cross-layer transcoder's features, with what they write at a site.

@@ -211,6 +211,8 @@ def read_layout(path: PathLike, site: str = "") -> StoredDictionary:
             every = list(folder.glob(weights))
             if not every or not all((folder / other).is_file() for other in others):
                 continue
+            if not all(map(Path.is_file, every)):
+                raise Damaged(problem, f"{weights} is no regular file", AGAIN)
             try:
                 block = 0
                 if "*" in weights:

@@ -19,7 +19,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
 from hiddenscope.catalog import ANALYSIS, TOLD
-from hiddenscope.errors import StatesError
+from hiddenscope.errors import Damaged, Error, StatesError
+from hiddenscope.files import printable
 from hiddenscope.results.drawing import by_dimensions
 from hiddenscope.results.pictures import View
 from hiddenscope.results.report import read_report
@@ -133,7 +134,18 @@ def story_of(result: "Result") -> list[Section]:
         title = result.title.capitalize()
         return [Section(title, views=tuple(by_dimensions(result)))]
     story = _story_module(result.kind).story
-    first, *others = story(report_of(result), result)
+    try:
+        first, *others = story(report_of(result), result)
+    except Error:
+        raise
+    # Whatever a missing, longer or infinite variable leads to.
+    except Exception as error:
+        raise Damaged(
+            f"Cannot tell this {result.title}",
+            "its data and its facts do not go together"
+            f" ({type(error).__name__}: {printable(str(error))})",
+            "Compute it again.",
+        ) from error
     return [replace(first, docs=result.kind), *others]
 
 
