@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from hiddenscope import texts as shipped
 from hiddenscope.arguments import checked, integer
 from hiddenscope.directions.direction import Direction
 from hiddenscope.directions.encoding import Encoding, largest
 from hiddenscope.directions.feed import feed_of
-from hiddenscope.directions.layouts import read_layout, write_saelens
-from hiddenscope.directions.proof import Proof, prove
+from hiddenscope.directions.layouts import ORIGINS, read_layout, write_saelens
+from hiddenscope.directions.proof import Proof, normed_as, prove
 from hiddenscope.directions.training import Training, train
 from hiddenscope.discovery.anatomy import Write
 from hiddenscope.errors import ArgumentError, NotFinite, SiteError, StatesError
@@ -30,7 +31,7 @@ from hiddenscope.files import PathLike
 from hiddenscope.loading.checkpoint import usable_device
 from hiddenscope.measures import RunningStatistics, chunks
 from hiddenscope.measures.massive import is_massive, length_limit
-from hiddenscope.model import ModelLike, as_model
+from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.modules import autograd
 from hiddenscope.passes import Inputs, Texts
 from hiddenscope.results import Facts
@@ -47,6 +48,8 @@ AT_ONCE = 2**26
 LAYER_NORM_EPS = 1e-5
 # States that are drawn to scale random directions.
 DRAWN = 512
+# Texts of an analysis on which a dictionary is proved that was not when it was read.
+FEWEST_TEXTS, MOST_TEXTS = 8, 40
 
 
 @checked
@@ -78,7 +81,13 @@ class Dictionary:
     proof: Proof | None = None
 
     def __post_init__(self) -> None:
-        count, width_out = len(self), self.directions.shape[-1]
+        problem = "Cannot make a dictionary"
+        for name in ("directions", "encoder"):
+            rows = getattr(self, name)
+            if rows is not None and rows.ndim != 2:
+                reason = f"{name} has the shape {list(rows.shape)}"
+                raise StatesError(problem, reason, "Give a matrix.")
+        count, width_out = self.directions.shape
         width_in = self.width
         encoding = self.encoding
         shapes = {
@@ -91,7 +100,6 @@ class Dictionary:
             "gate_bias": (encoding.gate_bias, (count,)),
             "gain": (encoding.gain, (count,)),
         }
-        problem = "Cannot make a dictionary"
         if not count * width_in * width_out:
             reason = "it has no features, or states have no width"
             raise StatesError(problem, reason, "Give at least one direction.")
@@ -326,17 +334,47 @@ class Dictionary:
                 remedy = "Give read(path, model, texts=...), or leave them out."
                 raise ArgumentError("Cannot use these texts", reason, remedy)
             return dictionary
-        model = as_model(model)
-        members = [dictionary]
+        lower = []
         if dictionary.later is not None:
             # What features of lower layers write there belongs to its output too.
             for layer in range(1, Site.parse(dictionary.reads).layer or 1):
-                lower = cls.read(path, site=f"layer.{layer}")
-                members.append(lower.at(dictionary.writes))
-        members = [member.to(model.device) for member in members]
-        proof = prove(members, model, texts)
-        facts = {**dictionary.facts, "unexplained": proof.stated.unexplained}
+                member = cls.read(path, site=f"layer.{layer}")
+                lower.append(member.at(dictionary.writes))
+        return dictionary.proved(as_model(model), texts, lower)
+
+    def proved(
+        self,
+        model: Model,
+        texts: Texts | Inputs | None = None,
+        lower: Sequence["Dictionary"] = (),
+    ) -> "Dictionary":
+        """Return the dictionary with its proof, or raise; see `read`.
+
+        `lower` are the features of lower layers that write to the same site.
+        """
+        inputs = model.encode(shipped.read("plain").texts if texts is None else texts)
+        members = []
+        for member in (self, *lower):
+            members.append(normed_as(model, inputs, member.to(model.device)))
+        proof = prove(members, model, inputs)
+        facts = {**self.facts, "unexplained": proof.stated.unexplained}
         return replace(members[0], proof=proof, facts=facts)
+
+    @property
+    def is_believed(self) -> bool:
+        """Tell whether it comes from a file, and is taken at its word."""
+        return self.facts.get("origin") in ORIGINS and self.proof is None
+
+    def assured(self, model: Model | None, inputs: Inputs | None) -> "Dictionary":
+        """Return it proved on some of these texts, if it is believed and they suffice.
+
+        A cross-layer transcoder is proved with its lower layers, by `read` alone.
+        """
+        count = len(inputs or ())
+        can_be_proved = count >= FEWEST_TEXTS and self.later is None
+        if model is None or inputs is None or not (self.is_believed and can_be_proved):
+            return self
+        return self.proved(model, inputs.some(range(min(count, MOST_TEXTS))))
 
     def at(self, site: str) -> "Dictionary":
         """Return a cross-layer transcoder's features, with what they write at a site.
@@ -357,7 +395,7 @@ class Dictionary:
             bias=torch.zeros_like(self.bias),
             writes=site,
             skip=None,
-            later=None,
+            later={},
         )
 
     def save(self, path: PathLike) -> None:
@@ -386,15 +424,8 @@ class Dictionary:
 
         They are computed in the dtype and on the device of the dictionary.
         """
-        inputs = self._checked(states)
+        inputs = self.normed(self._checked(states))
         encoding = self.encoding
-        # Each step that changes nothing would copy every state.
-        if encoding.state_norm:
-            centre, size = self._norms(inputs)
-            if encoding.state_norm == "layer":
-                # SAELens does not multiply by it when it decodes.
-                size = size + LAYER_NORM_EPS
-            inputs = (inputs - centre) / size
         if encoding.centred:
             inputs = inputs - self.bias
         if encoding.gate == "gated":
@@ -473,7 +504,7 @@ class Dictionary:
             centre, size = self._norms(inputs)
             decoded = decoded * size + centre
         if self.skip is not None:
-            decoded = decoded + inputs @ self.skip
+            decoded = decoded + self.normed(inputs) @ self.skip
         return decoded
 
     def reconstruct(self, states: Tensor) -> Tensor:
@@ -485,15 +516,36 @@ class Dictionary:
         for block in torch.split(states, max(1, AT_ONCE // len(self))):
             yield block, self.activations(block)
 
+    def normed(self, states: Tensor) -> Tensor:
+        """Return the states that the encoder reads, and the skip of a transcoder."""
+        # Each step that changes nothing would copy every state.
+        if not self.encoding.state_norm:
+            return states
+        centre, size = self._norms(states)
+        if self.encoding.state_norm == "layer":
+            # SAELens does not multiply by it when it decodes.
+            size = size + LAYER_NORM_EPS
+        return (states - centre) / size
+
     def _norms(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """Return what is subtracted from each state, and what it is divided by."""
-        if self.encoding.state_norm == "length":
-            size = states.norm(dim=-1, keepdim=True) / self.width**0.5
-            return torch.zeros_like(size), size
         mean = states.mean(-1, keepdim=True)
-        if self.encoding.state_norm == "mean":
-            return mean, torch.ones_like(mean)
-        return mean, states.std(-1, keepdim=True)
+        root = self.width**0.5
+        match self.encoding.state_norm:
+            case "length":
+                return torch.zeros_like(mean), states.norm(dim=-1, keepdim=True) / root
+            case "centred":
+                return mean, (states - mean).norm(dim=-1, keepdim=True) / root
+            case "mean":
+                return mean, torch.ones_like(mean)
+            case "layer":
+                return mean, states.std(-1, keepdim=True)
+        raise StatesError(
+            "Cannot norm these states",
+            "the dictionary reads them as the model norms them, and some models take"
+            " the mean out before",
+            "Read it with its model: Dictionary.read(path, model).",
+        )
 
     def _checked(self, states: Tensor) -> Tensor:
         width = (1, *states.shape)[-1]

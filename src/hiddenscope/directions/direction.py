@@ -17,7 +17,7 @@ from hiddenscope.directions.control_vector import (
     write_control_vector,
 )
 from hiddenscope.errors import FileError, NotFinite, SiteError, StatesError, TextError
-from hiddenscope.files import PathLike
+from hiddenscope.files import PathLike, printable
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.passes import Inputs, Texts
 from hiddenscope.results import Facts
@@ -67,7 +67,7 @@ class Direction:
 
     def __repr__(self) -> str:
         facts = [f"{name} {value}" for name, value in self.facts.items()]
-        return f"Direction({', '.join(facts)})"
+        return printable(f"Direction({', '.join(facts)})")
 
     @property
     def title(self) -> str:
@@ -77,7 +77,7 @@ class Direction:
         'the direction'
         """
         if "feature" in self.facts:
-            return f"{self.facts['origin']} {self.facts['feature']}"
+            return printable(f"{self.facts['origin']} {self.facts['feature']}")
         return "the direction"
 
     def vector_at(self, site: Site, width: int | None = None) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 from hiddenscope.errors import StatesError
 
 Gate: TypeAlias = Literal["linear", "relu", "threshold", "topk", "groups", "gated"]
-StateNorm: TypeAlias = Literal["", "length", "layer", "mean"]
+StateNorm: TypeAlias = Literal["", "length", "layer", "mean", "centred", "model"]
 # What gates do not work without.
 NEEDED = {
     "threshold": ["threshold"],
@@ -32,9 +32,11 @@ class Encoding:
 
     `centred`: the decoder's bias is subtracted from the state first. `state_norm`: each
     state is first brought to the length sqrt(width), or normed as by a layer norm, or
-    its mean over the width is taken out; unless it is a transcoder's, what is decoded
-    is brought back. `by_norm`: what the threshold, or the rank among the k largest, is
-    about is the product times the norm of the direction.
+    its mean over the width is taken out ("mean"), and then it is brought to that length
+    ("centred"); unless it is a transcoder's, what is decoded is brought back. "model"
+    is one of "length" and "centred", and only the model says which. `by_norm`: what the
+    threshold, or the rank among the k largest, is about is the product times the norm
+    of the direction.
     """
 
     gate: Gate = "relu"

@@ -7,12 +7,14 @@ What a file says is not yet believed: `proof` tries it on states.
 
 import json
 import math
+import os
 import re
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -27,8 +29,10 @@ from hiddenscope.files import (
     PathLike,
     believable,
     explained,
+    locked,
     printable,
-    replacing,
+    temporary_beside,
+    to_disk,
     write_safetensors,
 )
 from hiddenscope.loading.folder import read_json
@@ -40,6 +44,10 @@ if TYPE_CHECKING:
 
 Tensors: TypeAlias = dict[str, Tensor]
 
+ORIGINS = (
+    *("SAELens", "Gemma Scope", "Llama Scope", "sparsify", "dictionary_learning"),
+    *("circuit-tracer", "Qwen Scope", "Goodfire"),
+)
 # A configuration is a page of text.
 LARGEST_CONFIG = 2**20
 # How SAELens norms states, in the words of `Encoding`. The mean length of all states is
@@ -50,20 +58,25 @@ STATE_NORMS = {
     "layer_norm": "layer",
     "expected_average_only_in": "",
 }
+# The state before the MLP as the model's own norm leaves it, without the norm's weight.
+NORMED = "ln2.hook_normalized"
 # What other hooks of TransformerLens, and modules of transformers, are among the hooks
 # that are sites.
 HOOKS = {
     "mlp.hook_out": "hook_mlp_out",
     # It is before the norm, in spite of its name.
     "hook_mlp_in": "hook_resid_mid",
-    # It is before the norm's weight: `mid`, brought to the length sqrt(width).
-    "ln2.hook_normalized": "hook_resid_mid",
+    # It is before the norm's weight: `mid`, normed as the model does it.
+    NORMED: "hook_resid_mid",
     "output": "hook_resid_post",
     "self_attn.o_proj.input": "attn.hook_z",
     "post_feedforward_layernorm.output": "hook_mlp_out",
     "pre_feedforward_layernorm.output": "mlp.hook_in",
     "mlp.output": "hook_mlp_out",
     "mlp.input": "mlp.hook_in",
+    "self_attn.output": "hook_attn_out",
+    "attention.output": "hook_attn_out",
+    "attn.output": "hook_attn_out",
 }
 # Folders of Gemma Scope 1 and 2, and what the dictionaries there write; transcoders
 # read the input of that.
@@ -90,6 +103,8 @@ ARCHITECTURES = {
     "jumprelu_transcoder": "threshold",
     "jumprelu_skip_transcoder": "threshold",
 }
+# What SAELens saves of a dictionary in training; for use it is saved as another.
+TRAINED = ("batchtopk", "matryoshka_batchtopk")
 GATES = ARCHITECTURES | {
     "groupmax": "groups",
     "AutoEncoder": "relu",
@@ -122,6 +137,10 @@ NAMES = {
     "decoder.weight": "W_dec",
     "decoder.bias": "b_dec",
     "decoder_bias": "b_dec",
+    "encoder_linear.weight": "W_enc",
+    "encoder_linear.bias": "b_enc",
+    "decoder_linear.weight": "W_dec",
+    "decoder_linear.bias": "b_dec",
     "bias": "b_dec",
     "gate_bias": "b_gate",
     "mag_bias": "b_mag",
@@ -132,13 +151,25 @@ NAMES = {
     "activation_function.threshold": "threshold",
 }
 _HOOK = re.compile(
-    r"(?:blocks|(?:model\.)?layers)\.(?P<block>[0-9]{1,6})(?:\.(?P<hook>[a-z0-9_.]+))?"
+    r"(?:blocks|(?:model\.)?(?:layers|h))\.(?P<block>[0-9]{1,6})(?:\.(?P<hook>[a-z0-9_.]+))?"
 )
 # A folder of Gemma Scope, such as "gemma-scope-2b-pt-res-canonical" or "clt".
 _SCOPE = re.compile(rf"(?:.*gemma-scope-.*-)?({'|'.join(SCOPES)})(?:_all|-canonical)?")
-_MEMBER = re.compile(r"(?:(?:params_)?layer|W_enc|W_dec)_([0-9]{1,6})\.safetensors")
-# What a YAML file says in one line, without nesting.
-_YAML = re.compile(r"^(\w+): *[\"']?([^\"'#\n]*?)[\"']? *$", re.MULTILINE)
+_MEMBER = re.compile(
+    r"(?:(?:params_)?layer|W_enc|W_dec)_([0-9]{1,6})\.safetensors"
+    r"|layer([0-9]{1,6})\.sae\.pt"
+)
+# No model is deeper, and each layer makes a tensor.
+MOST_WRITTEN = 1000
+# Folders in which a folder without a dictionary is searched for some.
+MOST_SEARCHED = 500
+AGAIN = "Correct its files, or save it again with the library that made it."
+PLACED = "Say where it lies: read(path, site=...)."
+SAVED = "Give a folder, or a path where one can be made, on a disk with room."
+ELSEWHERE = (
+    "Read it with the library that made it, and save it as one of SAELens:"
+    " sae.save_model(folder), or sae.save_inference_model(folder) of one in training."
+)
 
 
 class StoredDictionary(NamedTuple):
@@ -157,15 +188,11 @@ class StoredDictionary(NamedTuple):
 
 
 class Unreadable(ValueError):
-    """Why a dictionary cannot be read."""
+    """Why a dictionary cannot be read, and what can be done."""
 
-    remedy = "Correct its files, or save it again with the library that made it."
-
-
-class Unplaced(Unreadable):
-    """Why it is not known where a dictionary lies."""
-
-    remedy = "Say where it lies: read(path, site=...)."
+    def __init__(self, reason: str, remedy: str = AGAIN) -> None:
+        self.remedy = remedy
+        super().__init__(reason)
 
 
 def read_layout(path: PathLike, site: str = "") -> StoredDictionary:
@@ -175,60 +202,98 @@ def read_layout(path: PathLike, site: str = "") -> StoredDictionary:
     """
     folder = Path(path)
     problem = f"Cannot read a dictionary from {ascii(folder.name)[1:-1]}"
-    place = Site.parse(site) if site else None
-    if not folder.exists():
-        raise FileError(problem, "there is no such folder", "Give a path that exists.")
-    files = [folder] if folder.is_file() else []
-    folder = folder.parent if files else folder
-    for (*others, weights), read in LAYOUTS.items():
-        every = list(folder.glob(weights))
-        if not every or not all((folder / other).is_file() for other in others):
-            continue
-        try:
-            block = 0
-            if "*" in weights:
-                block = _block(every if place else files or every, place)
-            return _placed(read(folder, block), place)
-        except Error:
-            raise
-        except Unreadable as error:
-            raise FileError(problem, str(error), error.remedy) from None
-        # Whatever a configuration with other kinds of values leads to.
-        except Exception as error:
-            raise Damaged(
-                problem,
-                f"its files do not go together ({type(error).__name__}: {error})"[:200],
-                "Save it again with the library that made it.",
-            ) from error
-    known = "; ".join(" and ".join(names) for names in LAYOUTS)
-    raise FileError(
-        problem, "its files are of no known library", f"Known are: {known}."
+    place = Site.parse(site_of(site) or site) if site else None
+    with explained(problem, "Give a folder that can be read."):
+        if not folder.exists():
+            raise FileError(problem, "there is no such folder", _found(folder))
+        files = [folder] if folder.is_file() else []
+        folder = folder.parent if files else folder
+        for (*others, weights), read in LAYOUTS.items():
+            every = list(folder.glob(weights))
+            if not every or not all((folder / other).is_file() for other in others):
+                continue
+            if not all(map(Path.is_file, every)):
+                raise Damaged(problem, f"{weights} is no regular file", AGAIN)
+            try:
+                block = 0
+                if "*" in weights:
+                    block = _block(every if place else files or every, place)
+                return _placed(read(folder, block), place)
+            except Error:
+                raise
+            except Unreadable as error:
+                raise FileError(problem, str(error), error.remedy) from None
+            # Whatever a configuration with other kinds of values leads to.
+            except Exception as error:
+                reason = f"its files do not go together ({type(error).__name__}"
+                reason = f"{reason}: {printable(str(error))})"[:200]
+                raise Damaged(problem, reason, AGAIN) from error
+        reason = "its files are of no known library"
+        raise FileError(problem, reason, _lying_in(folder) or ELSEWHERE)
+
+
+def _found(path: Path) -> str:
+    """Return how to get a dictionary that is not there."""
+    if len(path.parts) == 2 and not path.parent.exists():
+        name = printable(path.as_posix())
+        return (
+            f"Download it first, if it is on a hub: hf download {name} --local-dir sae."
+        )
+    return "Give a path that exists."
+
+
+def _lying_in(folder: Path) -> str:
+    """Return which of the folders below hold dictionaries."""
+    names = []
+    for place, _, _ in islice(os.walk(folder), 1, MOST_SEARCHED):
+        below = Path(place)
+        if any(
+            next(below.glob(files[-1]), None) and (below / files[0]).exists()
+            for files in LAYOUTS
+            if "*" not in files[0]
+        ):
+            names.append(printable(below.relative_to(folder)))
+    if not names:
+        return ""
+    return (
+        f"Give one of the {len(names)} folders below: {', '.join(sorted(names)[:8])}."
     )
 
 
 def _block(files: Iterable[Path], place: Site | None) -> int:
     """Return the number of the block whose file of a set is meant."""
     matches = [_MEMBER.fullmatch(file.name) for file in files]
-    blocks = {int(match[1]) for match in matches if match}
+    blocks = {int(match[1] or match[2]) for match in matches if match}
+    if not blocks:
+        # The name of the only file says something else.
+        return 0
     if place:
         if (place.layer or 0) - 1 not in blocks:
-            raise Unplaced(f"it has no file for {place}")
+            raise Unreadable(f"it has no file for {place}", PLACED)
         return (place.layer or 0) - 1
     if len(blocks) != 1:
-        raise Unplaced("it holds one for each layer")
+        raise Unreadable("it holds one for each layer", PLACED)
     return blocks.pop()
 
 
 def _placed(stored: StoredDictionary, place: Site | None) -> StoredDictionary:
-    """Put a dictionary where it is said to lie; a transcoder keeps its parts."""
+    """Put a dictionary where it is said to lie, unless its files say otherwise."""
     ends = [stored.reads, stored.writes]
-    if place and stored.reads == stored.writes:
+    if place and not any(ends):
         ends = [str(place)] * 2
     if not all(ends):
-        raise Unplaced("it names no site that is known here")
+        raise Unreadable("it names no site that is known here", PLACED)
+    sites = [Site.parse(end) for end in ends]
     if place:
-        ends = [str(replace(Site.parse(end), layer=place.layer)) for end in ends]
-    return stored._replace(reads=ends[0], writes=ends[1])
+        places = {(site.layer, site.part) for site in sites}
+        if len(places) > 1:
+            places |= {(site.layer, "") for site in sites}
+        if (place.layer, place.part) not in places:
+            remedy = "Leave the site out; if its files are wrong, correct them."
+            reason = f"they say that it lies at {stored.reads}, and not at {place}"
+            raise Unreadable(reason, remedy)
+        sites = [replace(site, stack=place.stack) for site in sites]
+    return stored._replace(reads=str(sites[0]), writes=str(sites[1]))
 
 
 def _saelens(folder: Path, _: int) -> StoredDictionary:
@@ -240,23 +305,28 @@ def _saelens(folder: Path, _: int) -> StoredDictionary:
     # Before version 6 a TopK dictionary was "standard" with another activation.
     if "topk" in (config.get("activation_fn_str"), config.get("activation_fn")):
         architecture = "topk"
+    if architecture in TRAINED:
+        raise Unreadable(f"it is a checkpoint of {architecture} in training", ELSEWHERE)
     norm = config.get("normalize_activations") or "none"
     if norm is True:
         norm = "expected_average_only_in"
     if norm not in STATE_NORMS:
-        raise Unreadable(f"it norms states by {norm!a:.40}")
+        raise Unreadable(f"it norms states by {norm!a:.40}", ELSEWHERE)
+    if STATE_NORMS[norm] and "W_skip" in tensors:
+        reason = "it norms states, and has a skip that reads them as they are"
+        raise Unreadable(reason, ELSEWHERE)
     if not (tensors.get("scaling_factor", torch.ones(1)) == 1).all():
         raise Unreadable("its activations have a scaling factor each")
     if config.get("rescale_acts_by_decoder_norm"):
-        norms = tensors["W_dec"].norm(dim=1)
-        tensors["W_dec"] = tensors["W_dec"] / norms[:, None]
-        tensors["W_enc"] = tensors["W_enc"] * norms
-        tensors["b_enc"] = tensors["b_enc"] * norms
+        _unit_directions(tensors)
     hook = details.get("hook_name", details.get("hook_point", ""))
     state_norm = STATE_NORMS[norm] or _state_norm(hook)
     kwargs = details.get("model_from_pretrained_kwargs") or {}
     if kwargs.get("center_writing_weights"):
-        state_norm = state_norm or "mean"
+        # No mean is left for the model's own norm to take out.
+        state_norm = {"": "mean", "model": "centred"}.get(state_norm, state_norm)
+    if _json(folder / "cfg.json") != config:
+        raise Unreadable("it was saved anew while it was read", "Read it again.")
     hook_out = details.get("hf_hook_name_out") or details.get("hook_name_out")
     transcodes = "transcoder" in architecture
     return _stored(
@@ -336,13 +406,28 @@ def _scale(tensors: Tensors, before: float, after: float) -> float:
     return before
 
 
+def _unit_directions(tensors: Tensors) -> None:
+    """Move the norms of the directions into the encoder."""
+    norms = tensors["W_dec"].norm(dim=1)
+    tensors["W_dec"] = tensors["W_dec"] / norms[:, None]
+    tensors["W_enc"] = tensors["W_enc"] * norms
+    tensors["b_enc"] = tensors["b_enc"] * norms
+
+
 def _sparsify(folder: Path, _: int) -> StoredDictionary:
     """Read sparsify; the folder is named after the module whose output it is."""
     config = _json(folder / "cfg.json")
-    reads = writes = site_of(folder.name)
+    module = folder.parent if folder.name.startswith("seed") else folder
+    reads = writes = site_of(module.name)
     transcodes = bool(config.get("transcode"))
-    if transcodes and writes.endswith(".mlp"):
-        reads = f"{writes}.input"
+    if transcodes and writes:
+        place = Site.parse(writes)
+        if place.part == "attn":
+            reason = "it reads what enters attention, which has no name here"
+            raise Unreadable(reason, "Take one of the MLP or of the whole block.")
+        # Of a block it is the state before.
+        before = replace(place, layer=(place.layer or 0) - 1)
+        reads = f"{writes}.input" if place.part else str(before)
     return _stored(
         _tensors(folder / "sae.safetensors"),
         config.get("activation", "topk"),
@@ -360,8 +445,12 @@ def _dictionary_learning(folder: Path, _: int) -> StoredDictionary:
     kind = trainer["dict_class"]
     name = trainer.get("submodule_name") or ""
     site = site_of(re.sub(r"resid_post_layer_(\d+)", r"layers.\1", name))
+    tensors = _tensors(folder / "ae.pt")
+    if kind == "AutoEncoder":
+        # As its own loader does, so that activations say how much is written.
+        _unit_directions(tensors)
     return _stored(
-        _tensors(folder / "ae.pt"),
+        tensors,
         kind,
         (site, site),
         {"origin": "dictionary_learning", "model": trainer.get("lm_name")},
@@ -370,12 +459,37 @@ def _dictionary_learning(folder: Path, _: int) -> StoredDictionary:
     )
 
 
+def _qwen_scope(folder: Path, block: int) -> StoredDictionary:
+    """Read Qwen Scope, whose repository is named after the k: ...-W64K-L0_50."""
+    tensors = _tensors(folder / f"layer{block}.sae.pt")
+    for name in ("W_enc", "W_dec"):
+        tensors[name] = tensors[name].T
+    k = re.search(r"-L0_([0-9]{1,6})", "/".join(folder.resolve().parts[-6:]))
+    if k is None:
+        reason = "the name of its folder does not say how many features act"
+        raise Unreadable(reason, "Name it as its repository is: ...-L0_50.")
+    facts = {"origin": "Qwen Scope"}
+    return _stored(tensors, "topk", (str(Site(block + 1)), ""), facts, k=k[1])
+
+
+def _goodfire(folder: Path, _: int) -> StoredDictionary:
+    """Read Goodfire, whose file is named after the layer: ...-SAE-l19.pth."""
+    (path,) = folder.glob("*SAE-l*.pt*")
+    layer = re.search(r"SAE-l([0-9]{1,6})\.", path.name)
+    site = str(Site(int(layer[1]) + 1)) if layer else ""
+    return _stored(_tensors(path), "relu", (site, ""), {"origin": "Goodfire"})
+
+
 def _circuit_tracer(folder: Path, block: int) -> StoredDictionary:
     """Read one layer of circuit-tracer's transcoders, cross-layer ones or not."""
     path = folder / "config.yaml"
     if path.stat().st_size > LARGEST_CONFIG:
         raise Unreadable("its config.yaml is far too long")
-    config = dict(_YAML.findall(path.read_text(encoding="utf-8")))
+    config = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        # What is said in one line, without nesting.
+        name, _, value = line.partition(":")
+        config[name] = value.partition(" #")[0].strip().strip("\"'")
     hook, hook_out = config["feature_input_hook"], config["feature_output_hook"]
     tensors: Tensors = {}
     for name in ("layer", "W_enc", "W_dec"):
@@ -411,8 +525,10 @@ def _stored(
     """Return the tensors with SAELens's names as a dictionary; others are unused."""
     gate = GATES.get(kind, kind)
     if gate not in WORDS:
-        raise Unreadable(f"it is of an unknown kind, {gate!a:.40}")
+        raise Unreadable(f"it is of an unknown kind, {gate!a:.40}", ELSEWHERE)
     for name, tensor in tensors.items():
+        if not tensor.numel():
+            raise Unreadable(f"{name} is {list(tensor.shape)}, which holds no number")
         if not tensor.isfinite().all():
             reason = f"{name} has a NaN or an infinity"
             raise NotFinite("Cannot read this dictionary", reason, "Save it again.")
@@ -437,6 +553,8 @@ def _stored(
         encoding["gain"] = tensors["r_mag"].exp()
     decoder, later = tensors["W_dec"], None
     if decoder.ndim == 3:
+        if decoder.shape[1] > MOST_WRITTEN:
+            raise Unreadable(f"it writes to {decoder.shape[1]:,} layers")
         # Features of a cross-layer transcoder write to the layers above too.
         decoder, *above = decoder.unbind(1)
         place, later = Site.parse(writes), {}
@@ -472,6 +590,8 @@ LAYOUTS: Mapping[tuple[str, ...], Callable[[Path, int], StoredDictionary]] = {
     ("config.yaml", "layer_*.safetensors"): _circuit_tracer,
     ("layer_*.safetensors",): _gemma_scope,
     ("params_layer_*.safetensors",): _gemma_scope,
+    ("layer*.sae.pt",): _qwen_scope,
+    ("*SAE-l*.pt*",): _goodfire,
 }
 
 
@@ -483,6 +603,9 @@ def site_of(name: str) -> str:
     >>> site_of("layers.4.mlp"), site_of("layer.5"), site_of("somewhere")
     ('layer.5.mlp', 'layer.5', '')
     """
+    # Which of the hidden_states is the last, and so `final`, only a model says.
+    if "hidden_states" in name:
+        return ""
     match = _HOOK.fullmatch(name)
     if match:
         hook = match["hook"] or "output"
@@ -495,7 +618,7 @@ def site_of(name: str) -> str:
 
 
 def _state_norm(hook: str) -> Any:
-    return "length" if hook.endswith("ln2.hook_normalized") else ""
+    return "model" if hook.endswith(NORMED) else ""
 
 
 def _json(path: Path) -> Any:
@@ -549,7 +672,7 @@ def write_saelens(path: PathLike, dictionary: "Dictionary") -> None:
         (gate, "transcoder" in name, "skip" in name): name
         for name, gate in ARCHITECTURES.items()
     }
-    if wanted not in architectures or dictionary.later is not None:
+    if wanted not in architectures or dictionary.later:
         raise FileError(
             f"Cannot save this dictionary as {Path(path).name}",
             f"SAELens has none like {dictionary!r}",
@@ -570,7 +693,10 @@ def write_saelens(path: PathLike, dictionary: "Dictionary") -> None:
         "W_skip": None if dictionary.skip is None else dictionary.skip.T,
     }
     norm_names = {ours: theirs for theirs, ours in reversed(STATE_NORMS.items())}
-    centring = {"center_writing_weights": encoding.state_norm == "mean"}
+    hook, norm = hook_of(dictionary.reads), encoding.state_norm
+    if transcodes and norm and dictionary.reads.endswith("mid"):
+        hook, norm = hook.replace("hook_resid_mid", NORMED), ""
+    centring = {"center_writing_weights": encoding.state_norm in ("mean", "centred")}
     config: dict[str, Any] = {
         "architecture": architectures[wanted],
         "d_in": dictionary.width,
@@ -578,9 +704,9 @@ def write_saelens(path: PathLike, dictionary: "Dictionary") -> None:
         "dtype": "float32",
         "device": "cpu",
         "apply_b_dec_to_input": encoding.centred,
-        "normalize_activations": norm_names.get(encoding.state_norm, "none"),
+        "normalize_activations": norm_names.get(norm, "none"),
         "metadata": {
-            "hook_name": hook_of(dictionary.reads),
+            "hook_name": hook,
             "model_name": dictionary.facts.get("model"),
             "model_from_pretrained_kwargs": centring,
             "sae_lens_version": "6.54.0",
@@ -592,17 +718,33 @@ def write_saelens(path: PathLike, dictionary: "Dictionary") -> None:
         config["metadata"]["hook_name_out"] = hook_of(dictionary.writes)
         config["d_out"] = dictionary.directions.shape[1]
     folder = Path(path)
-    problem = f"Cannot save a dictionary in {printable(folder)}"
-    with explained(problem, "Give a folder, or a path where one can be made."):
-        folder.mkdir(parents=True, exist_ok=True)
     rows = {}
     for name, tensor in tensors.items():
         if tensor is not None:
             rows[name] = tensor.float()
-    with replacing(folder / "sae_weights.safetensors") as fresh:
-        write_safetensors(fresh, rows)
-    with replacing(folder / "cfg.json") as fresh:
-        fresh.write_text(json.dumps(config, indent=2), encoding="utf-8")
+    problem = f"Cannot save a dictionary in {printable(folder)}"
+    with explained(problem, SAVED):
+        folder.mkdir(parents=True, exist_ok=True)
+        _publish(folder, rows, json.dumps(config, indent=2))
+
+
+def _publish(folder: Path, weights: Mapping[str, Tensor], config: str) -> None:
+    """Put weights and configuration in the place of others, both or none of them.
+
+    In between there is no configuration, so that no reader takes the new weights for
+    those of the old one.
+    """
+    targets = folder / "cfg.json", folder / "sae_weights.safetensors"
+    with temporary_beside(targets[0]) as said, temporary_beside(targets[1]) as held:
+        said.write_text(config, encoding="utf-8")
+        write_safetensors(held, weights)
+        for path in (said, held):
+            to_disk(path)
+        with locked(folder, wait=True):
+            targets[0].unlink(missing_ok=True)
+            os.replace(held, targets[1])
+            os.replace(said, targets[0])
+            to_disk(folder)
 
 
 def hook_of(site: str) -> str:

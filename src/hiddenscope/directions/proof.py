@@ -7,8 +7,10 @@ apart. A dictionary was trained to leave little of the variance unexplained; and
 decodes then has the right size: regressed on it, states have a slope of 1, or more if a
 penalty shrinks the activations. The more features may act, the less is left, whatever
 the dictionary was trained for: a sound one that was taught to use few is no exception.
-So another input has to do better with as many features as what is stated, and of
-another activation the slope counts, which is less than 1 where too many act.
+So another input has to do better with as many features, the strongest of both, and of
+another activation the slope counts, which is less than 1 where too many act. A k or a
+threshold that is somewhat wrong looks like a dictionary that was badly trained: it is
+said how much less the best reading leaves.
 
 What is stated must be as good as any neighbour; else the dictionary is refused, and the
 neighbour named. It must also explain more of these states than of the same ones with
@@ -34,7 +36,7 @@ from hiddenscope.directions.encoding import largest
 from hiddenscope.errors import NotFinite, SiteError, StatesError
 from hiddenscope.measures.massive import MASSIVE
 from hiddenscope.model import Model
-from hiddenscope.passes import Texts
+from hiddenscope.passes import Inputs, Texts
 from hiddenscope.sites import Site
 from hiddenscope.states import States
 from hiddenscope.states.arrays import Bools, Floats
@@ -54,6 +56,12 @@ LEAST_SLOPE = 0.96
 # A dictionary of ReLU was trained with a penalty that makes what it decodes too small.
 RELU_SLOPE = 1.03
 LEVEL = 0.95
+# Another k, or thresholds at another scale: this share must be left with fewer, which
+# leave more in sound dictionaries; and with more, if what is stated decodes too little,
+# or else. Sound JumpReLU dictionaries reach 0.63.
+FEWER, MORE, MANY_MORE = 0.8, 0.85, 0.57
+TOO_SMALL = 1.08
+THRESHOLDS = (0.4, 2.5)
 # A dictionary must leave this share of what it leaves of shuffled states.
 OF_SHUFFLED = 0.9
 SHUFFLES = 4
@@ -66,6 +74,8 @@ FEWEST = 4
 # Another bias moves what is decoded, and with it the bias that fits best.
 ROUNDS = 3
 TINY = np.finfo(float).tiny
+# Texts that tell how a model norms states, and what rounding leaves of them.
+FEW, ROUNDING = 8, 0.01
 STATE_NORM_WORDS = {
     "": "without norming each state",
     "length": "with each state brought to one length",
@@ -103,17 +113,25 @@ class Proof:
     """How a dictionary did as stated, and under each neighbour.
 
     `shuffled` is what it leaves of states whose numbers are shuffled, and
-    `first_tokens` what it leaves of all states with the first tokens.
+    `first_tokens` what it leaves of all states with the first tokens. `best` is the
+    reading that leaves least where as many features act, and `worse` how many times as
+    much is left as stated.
     """
 
     stated: Convention
     neighbours: tuple[Convention, ...]
     shuffled: float
     first_tokens: float
+    best: str = ""
+    worse: float = 1.0
 
     def __str__(self) -> str:
         lines = [f"as stated: {_described(self.stated)}"]
         lines += [f"{way.name}: {_described(way)}" for way in self.neighbours]
+        if self.best:
+            lines.append(
+                f"{self.best}, {1 / self.worse:.0%} of that is left, with as many"
+            )
         lines.append(f"shuffled states: {self.shuffled:.1%} unexplained")
         lines.append(f"with first tokens: {self.first_tokens:.1%} unexplained")
         return "\n".join(lines)
@@ -123,7 +141,7 @@ class Neighbour(NamedTuple):
     """What a file may have meant: another site, another input or activation."""
 
     name: str
-    kind: Literal["site", "input", "bias", "activation"]
+    kind: Literal["site", "input", "bias", "activation", "size"]
     change: "Change"
 
 
@@ -195,8 +213,39 @@ class Trials:
         )
 
 
+def normed_as(model: Model, inputs: Inputs, dictionary: "Dictionary") -> "Dictionary":
+    """Return a dictionary of normed states, with the norm that the model has.
+
+    What enters the MLP is one of them times a number for each channel, and shifted.
+    """
+    if dictionary.encoding.state_norm != "model":
+        return dictionary
+    place = Site.parse(dictionary.reads)
+    ends = [str(replace(place, part=part)) for part in (place.part, "mlp.input")]
+    captured = in_stack(
+        model.capture(inputs.some(range(min(FEW, len(inputs)))), ends), place
+    )
+    states, entering = (captured[end].double() for end in ends)
+    entering -= entering.mean(0)
+    left = {}
+    for norm in ("length", "centred"):
+        encoding = replace(dictionary.encoding, state_norm=norm)
+        way = replace(dictionary, encoding=encoding)
+        rows = way.normed(states)
+        rows -= rows.mean(0)
+        gains = (rows * entering).sum(0) / rows.square().sum(0).clamp_min(TINY)
+        left[float((entering - gains * rows).square().sum())] = way
+    if not min(left) < ROUNDING * float(entering.square().sum()):
+        raise StatesError(
+            f"Cannot use this dictionary with {model.name}",
+            f"what enters the MLP there is not {dictionary.reads} after a norm",
+            "Give a dictionary of this model.",
+        )
+    return left[min(left)]
+
+
 def prove(
-    members: Sequence["Dictionary"], model: Model, texts: Texts | None = None
+    members: Sequence["Dictionary"], model: Model, texts: Texts | Inputs | None = None
 ) -> Proof:
     """Try a dictionary on states of its site, and refuse it if a neighbour is better.
 
@@ -240,6 +289,7 @@ def prove(
     # What leaves less, by how much it leaves; and other activations that fit better.
     less: dict[float, Convention] = {}
     others = []
+    best_name, worse = "", 1.0
     scale = math.sqrt(dictionary.width) / medians[dictionary.reads]
     encodings = _other_encodings(dictionary, stated, scale)
     for near in (*elsewhere, *_other_bias(trials, members), *encodings):
@@ -248,13 +298,21 @@ def prove(
         neighbours.append(way)
         if way.unexplained >= most:
             continue
-        if near.kind == "activation":
-            if _better_slope(way, stated):
-                others.append(way)
+        if near.kind in ("site", "bias"):
+            if _less(way, stated, LESS[near.kind]):
+                fair = trials.run("", changed, most=stated.counts)
+                less[fair.unexplained] = way
             continue
         # More features leave less, in sound dictionaries too.
-        fair = trials.run("", changed, most=stated.counts)
-        if _less(fair if near.kind == "input" else way, stated, LESS[near.kind]):
+        fewer = np.minimum(stated.counts, way.counts).tolist()
+        fair = trials.run("", changed, most=fewer)
+        alike = trials.run("", members, most=fewer)
+        if alike.unexplained > worse * fair.unexplained:
+            best_name, worse = near.name, alike.unexplained / fair.unexplained
+        if near.kind in OTHER_SIZES:
+            if OTHER_SIZES[near.kind](way, stated):
+                others.append(way)
+        elif _less(fair, alike, LESS["input"]):
             less[fair.unexplained] = way
     _, best = min(less.items(), default=(0.0, None))
     # If what fits best still decodes too much, too many features act.
@@ -277,7 +335,8 @@ def prove(
             "Give a dictionary of this model.",
         )
     everything = Trials(states, np.ones_like(rows)).run("", members)
-    return Proof(stated, tuple(neighbours), shuffled, everything.unexplained)
+    left = everything.unexplained
+    return Proof(stated, tuple(neighbours), shuffled, left, best_name, worse)
 
 
 def _described(way: Convention) -> str:
@@ -382,6 +441,16 @@ def _other_encodings(
         yield _encoded(name, "input", by_norm=not encoding.by_norm)
     if encoding.gate == "topk":
         yield _encoded("with ReLU instead of TopK", "activation", gate="relu")
+    ladder: dict[str, dict[str, Any]] = {}
+    if encoding.gate == "topk":
+        for k in {max(1, encoding.k // 2), min(2 * encoding.k, len(dictionary))}:
+            ladder[f"with k={k}"] = {"k": k}
+    elif encoding.gate == "threshold":
+        for times in THRESHOLDS:
+            name = f"with thresholds {times} times as high"
+            ladder[name] = {"threshold": encoding.threshold * times}
+    for name, fields in ladder.items():
+        yield _encoded(name, "size", **fields)
     k = FEWEST
     while encoding.gate == "relu" and k < stated.active:
         name = f"with about the {k} largest activations alone, or a threshold"
@@ -422,6 +491,21 @@ def _better_slope(way: Convention, stated: Convention) -> bool:
     if way.active < stated.active:
         return _below_zero(stated.excess) and 1 - way.slope < (1 - stated.slope) / 2
     return way.slope >= RELU_SLOPE and _less(way, stated, LESS["activation"])
+
+
+def _better_size(way: Convention, stated: Convention) -> bool:
+    """Tell whether another k, or another scale of the thresholds, fits clearly better.
+
+    What was trained on squared errors decodes too little where too few act.
+    """
+    is_nearer = abs(1 - way.slope) < abs(1 - stated.slope)
+    if way.active < stated.active:
+        return is_nearer and _less(way, stated, FEWER)
+    too_little = is_nearer and stated.slope > TOO_SMALL
+    return _less(way, stated, MORE if too_little else MANY_MORE)
+
+
+OTHER_SIZES = {"activation": _better_slope, "size": _better_size}
 
 
 def _less(way: Convention, stated: Convention, share: float) -> bool:

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from hiddenscope.arguments import checked, require
 from hiddenscope.errors import Damaged, FileError, SiteError, StatesError
-from hiddenscope.files import PathLike, read_tensors, write_tensors
+from hiddenscope.files import PathLike, printable, read_tensors, write_tensors
 from hiddenscope.linear.crossvalidation import stable_hash
 from hiddenscope.linear.logistic import logistic
 from hiddenscope.linear.problems import Problems, ridge, standardised
@@ -89,7 +89,7 @@ class Probe:
         self.trained_: frozenset[int] = frozenset()
 
     def __repr__(self) -> str:
-        place = f" at {self.site}" if self.site else ""
+        place = f" at {printable(self.site)}" if self.site else ""
         width = "not fitted"
         if hasattr(self, "coef_"):
             width = f"width {self.n_features_in_}"
@@ -433,6 +433,8 @@ class Probe:
         problem = f"Cannot read a probe from {os.fspath(path)}"
         try:
             settings: dict[str, Any] = json.loads(header["probe"])
+            if not isinstance(settings["site"], str):
+                raise TypeError("its site is no name")
             probe = cls(settings["task"], settings["penalty"], settings["site"])
             probe.coef_ = tensors["coef"].numpy()
             probe.intercept_ = tensors["intercept"].numpy()

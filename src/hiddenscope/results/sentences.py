@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from hiddenscope.results.result import Result
 
 UNTESTED = "These numbers describe these texts; other texts were not tested."
+UNPROVED = (
+    "Nothing was proved of this dictionary: its file may mean another layer, input or"
+    " activation. Read it with its model: Dictionary.read(path, model, texts=...)."
+)
 # What tells two runs of one model apart.
 DIFFERING = ("dtype", "device", "attention", "revision", "quantisation")
 LONGEST_DETAIL, LONGEST_HASH = 40, 20

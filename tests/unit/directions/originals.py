@@ -185,6 +185,7 @@ def dictionary_learning(folder: Path) -> None:
         MatryoshkaBatchTopKSAE,
     )
     from dictionary_learning.trainers.top_k import AutoEncoderTopK
+    from dictionary_learning.utils import load_dictionary
 
     originals = [kind(WIDTH, COUNT) for kind in (AutoEncoder, AutoEncoderNew)]
     originals += [GatedAutoEncoder(WIDTH, COUNT), JumpReluAutoEncoder(WIDTH, COUNT)]
@@ -205,6 +206,8 @@ def dictionary_learning(folder: Path) -> None:
         trainer["submodule_name"] = "resid_post_layer_1"
         (path / "config.json").write_text(json.dumps({"trainer": trainer}))
         inputs = torch.randn(TOKENS, WIDTH)
+        # Its loader makes the directions of some of one length.
+        original, _ = load_dictionary(str(path), "cpu")
         activations = original.encode(inputs)
         numbers(path, inputs=inputs, activations=activations, outputs=original(inputs))
 

@@ -1,12 +1,17 @@
 """Damaged and hostile files of dictionaries are refused in one sentence."""
 
+import errno
 import io
 import json
+import os
 import pickle
 import shutil
+import time
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +19,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import hiddenscope as hs
+from hiddenscope.directions import layouts
+from hiddenscope.directions.encoding import Encoding
 from hiddenscope.errors import Error, FileError, NotFinite
 from hiddenscope.testing import tiny_model
 
@@ -92,7 +99,7 @@ def test_numbers_that_are_not_finite_and_shapes_that_disagree(
     empty = {name: tensor[..., :0] for name, tensor in tensors.items()}
     nothing = {"W_dec": tensors["W_dec"][:0], "b_dec": tensors["b_dec"]}
     save_file(empty | nothing, folder / SAELENS)
-    refused(folder, "it has no features")
+    refused(folder, "holds no number")
     del tensors["b_dec"]
     save_file(tensors, folder / SAELENS)
     refused(folder, "do not go together .KeyError: 'b_dec'")
@@ -292,3 +299,125 @@ def test_a_topk_transcoder_of_circuit_tracer(copied: Callable[[str], Path]) -> N
     config.write_text(f"{text}activation_function: topk\n")
     with pytest.raises(FileError, match="itself TopK, and holds no k"):
         hs.Dictionary.read(folder, site="layer.1")
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        {"W_dec": (10**9, 0), "W_enc": (0, 10**9), "threshold": (1,)},
+        {"W_dec": (2, 2 * 10**6, 0), "W_enc": (0, 2), "threshold": (2,)},
+        {"W_dec": (2, 10**5, 1), "W_enc": (1, 2), "threshold": (2,)},
+    ],
+)
+def test_a_shape_without_numbers_or_with_a_million_layers(
+    tmp_path: Path, shapes: dict[str, tuple[int, ...]]
+) -> None:
+    folder = tmp_path / "gemma-scope-2b-pt-res" / "layer_1"
+    folder.mkdir(parents=True)
+    tensors = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    tensors |= {"b_enc": torch.zeros(2), "b_dec": torch.zeros(1)}
+    save_file(tensors, folder / "params.safetensors")
+    began = time.process_time()
+    refused(folder, r"holds no number|it writes to 99,999 layers|and the file has")
+    assert time.process_time() - began < 1
+
+
+def test_numbers_where_there_should_be_tensors(copied: Callable[[str], Path]) -> None:
+    folder = copied("saelens_standard")
+    tensors = load_file(folder / SAELENS)
+    for name in tensors:
+        save_file(tensors | {name: torch.tensor(1.0)}, folder / SAELENS)
+        refused(folder, "has the shape|do not go together")
+
+
+def test_a_configuration_of_spaces_is_read_at_once(
+    copied: Callable[[str], Path],
+) -> None:
+    folder = copied("circuit_tracer_relu")
+    with (folder / "config.yaml").open("a") as file:
+        file.write("\na:" + " " * 200_000 + "\"x\n'\n")
+    began = time.process_time()
+    assert hs.Dictionary.read(folder, site="layer.1").writes == "layer.1.mlp"
+    assert time.process_time() - began < 1
+
+
+def test_weights_that_are_no_file(copied: Callable[[str], Path]) -> None:
+    folder = copied("saelens_standard")
+    (folder / SAELENS).unlink()
+    (folder / SAELENS).symlink_to("/dev/zero")
+    refused(folder, "is a device|no regular file")
+    (folder / SAELENS).unlink()
+    os.mkfifo(folder / SAELENS)
+    refused(folder, "is a named pipe|no regular file")
+
+
+def test_a_remedy_can_be_followed(
+    copied: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = copied("sparsify_topk")
+    for number in (0, 10):
+        shutil.copytree(folder / "layers.1", folder / f"layers.{number}")
+    refused(
+        folder, r"Give one of the 3 folders below: layers\.0, layers\.1, layers\.10"
+    )
+    monkeypatch.chdir(folder)
+    with pytest.raises(FileError, match="hf download google/gemma-scope-2b-pt-res "):
+        hs.Dictionary.read("google/gemma-scope-2b-pt-res")
+    folder = copied("saelens_standard")
+    for kind in ("batchtopk", "matryoshka_batchtopk", "temporal"):
+        changed(folder, "cfg.json", architecture=kind)
+        refused(folder, r"save_inference_model\(folder\)")
+    (folder / "cfg.json").unlink()
+    refused(folder, r"of no known library. Read it with the library that made it")
+    refused(folder / ("x" * 300), "File name too long")
+
+
+def test_a_save_is_whole_or_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = (hs.Dictionary.of(torch.eye(4) + k, f"layer.{k + 1}") for k in (0, 1))
+    old, new = (replace(one, encoding=Encoding("relu")) for one in (old, new))
+    folder = tmp_path / "sae"
+    old.save(folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    inodes = os.fsync, os.replace
+    for fails in range(4):
+        calls = []
+
+        def failing(*given: Any, fails: int = fails, calls: Any = calls) -> None:
+            calls.append(given)
+            if len(calls) > fails:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            inodes[len(given) - 1](*given)
+
+        with monkeypatch.context() as patched:
+            # The file, the file, the weights, the words.
+            patched.setattr(os, "fsync", failing)
+            patched.setattr(os, "replace", failing)
+            with pytest.raises(FileError, match="No space left .* a disk with room"):
+                new.save(folder)
+        if fails < 2:
+            assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
+        else:
+            refused(folder, "its files are of no known library")
+    new.save(folder)
+    again = hs.Dictionary.read(folder)
+    assert again.reads == "layer.2"
+    assert torch.equal(again.directions, new.directions)
+    first = {path.name: path.read_bytes() for path in folder.iterdir()}
+    new.save(folder)
+    assert first == {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_save_while_it_is_read(
+    copied: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = copied("saelens_standard")
+    read = layouts._tensors
+
+    def reading(path: Path, *more: str) -> Any:
+        changed(folder, "cfg.json", apply_b_dec_to_input=False)
+        return read(path, *more)
+
+    monkeypatch.setattr(layouts, "_tensors", reading)
+    refused(folder, "it was saved anew while it was read")

@@ -52,6 +52,8 @@ QUARTERS, PER_QUARTER, RANDOM = 4, 3, 5
 RANKED = 1024
 # A token is strong if it is active and among this share of the sample.
 STRONG = 0.05
+# Times as many of the strongest are looked at, of which copies are left out.
+SPARE = 4
 # Directions whose examples are shown, with the kinds of tokens that they prefer.
 SHOWN = 8
 
@@ -109,6 +111,9 @@ def find_examples(
     refuse_pooled(corpus, "Cannot look for tokens in pooled states")
     if isinstance(corpus, Model):
         inputs = corpus.encode(texts_of(texts))
+        for number, reading in enumerate(readings):
+            proved = reading.dictionary.assured(corpus, inputs)
+            readings[number] = replace(reading, dictionary=proved)
         tokens = corpus.text_encoder.tokens(inputs.of(stack))
         corpus = Computed(corpus, inputs, tokens, corpus.source(stack))
     counted = np.flatnonzero(corpus.tokens.positions > 0)
@@ -134,7 +139,7 @@ def find_examples(
             lowest = threshold if reading.sparse else -np.inf
             activity = Activity(
                 len(reading.names),
-                min(k, len(counted)),
+                min(SPARE * k, len(counted)),
                 sample,
                 threshold=threshold,
                 lowest=lowest,
@@ -159,7 +164,7 @@ def find_examples(
                     activity.see(activations)
                 advance(len(block))
             activity.finish()
-        return _result(corpus, looked_up, getattr(texts, "groups", None))
+        return _result(corpus, looked_up, getattr(texts, "groups", None), k)
 
 
 class LookedUp(NamedTuple):
@@ -171,7 +176,7 @@ class LookedUp(NamedTuple):
 
 
 def _result(
-    corpus: Any, looked_up: Sequence[LookedUp], groups: Sequence[Any] | None
+    corpus: Any, looked_up: Sequence[LookedUp], groups: Sequence[Any] | None, k: int
 ) -> Result:
     tokens: Tokens = corpus.tokens
     later = int((tokens.positions > 0).sum())
@@ -181,12 +186,15 @@ def _result(
     sites: list[str] = []
     shown: list[tuple[LookedUp, int]] = []
     examples, shares = [], []
+    folded: list[int] = []
     for at in looked_up:
         here = range(len(at.reading.names))
         names += at.reading.names
         sites += [str(at.reading.site) for _ in here]
         shown += [(at, column) for column in here]
-        examples.append(_examples(at.activity))
+        *some, copies = _examples(at.activity, tokens, k)
+        examples.append(some)
+        folded += copies
         shares.append(at.activity.active.cpu().double() / at.activity.counted)
     shown = shown[:SHOWN]
     numbers, values = map(np.concatenate, zip(*examples, strict=True))
@@ -204,6 +212,7 @@ def _result(
             sparse=at.reading.sparse,
             share=float(share[place]),
             massive=later - at.activity.counted,
+            copies=folded[place],
             strongest=strings[rows[0]] if rows[0] >= 0 else None,
             activation=float(values[place, 0]),
             prefers=_preferred(at.activity, column, tokens, group_of, len(shown)),
@@ -225,7 +234,7 @@ def _result(
         "heat": (around_dims, np.stack(heats), "activation"),
         "window": (around_dims, np.stack(windows), "token"),
     }
-    kinds = ["strongest"] * looked_up[0].activity.numbers.shape[1]
+    kinds = ["strongest"] * (numbers.shape[1] - QUARTERS * PER_QUARTER - RANDOM)
     for quarter in range(QUARTERS):
         kinds += [f"{25 * quarter}–{25 * quarter + 25}%"] * PER_QUARTER
     coords: Coordinates = {
@@ -241,14 +250,18 @@ def _result(
         sampled=len(looked_up[0].activity.sample),
         threshold=looked_up[0].activity.threshold,
         directions=len(names),
+        believed=any(at.reading.dictionary.is_believed for at in looked_up),
         listed=listed,
     )
     data = to_dataset(variables, coords)
     return Result("examples", data, report, getattr(corpus, "source", {}))
 
 
-def _examples(activity: Activity) -> tuple[Ints, Floats32]:
-    """Return the rows and activations `[direction, example]`, -1 and NaN for none.
+def _examples(
+    activity: Activity, tokens: Tokens, k: int
+) -> tuple[Ints, Floats32, list[int]]:
+    """Return the rows and activations `[direction, example]`, -1 and NaN for none, and
+    how many of the strongest of each direction are copies, which are left out.
 
     After the strongest come some of each quarter of the active tokens, or of all where
     a direction is linear, and some at random, the same for every direction.
@@ -269,9 +282,33 @@ def _examples(activity: Activity) -> tuple[Ints, Floats32]:
             places[direction, quarter * PER_QUARTER :][: len(some)] = some
     rows = np.where(places < 0, -1, activity.sample[order[places]])
     values = np.take_along_axis(sampled, order[places], 1)
-    numbers = np.concatenate([activity.numbers, rows], 1)
-    values = np.concatenate([activity.values, values], 1)
-    return numbers, np.where(numbers < 0, np.nan, values).astype(np.float32)
+    around = _rows_around(tokens, activity.numbers.ravel())
+    contexts = np.where(around < 0, -1, tokens.ids[around])
+    _, codes = np.unique(contexts, axis=0, return_inverse=True)
+    width = activity.numbers.shape[1]
+    shape = len(sampled), min(k, width)
+    strongest, strengths = np.full(shape, -1), np.full(shape, np.nan)
+    copies = []
+    for direction, row in enumerate(codes.reshape(-1, width)):
+        known = np.flatnonzero(activity.numbers[direction] >= 0)
+        firsts = np.sort(known[np.unique(row[known], return_index=True)[1]])[:k]
+        strongest[direction, : len(firsts)] = activity.numbers[direction, firsts]
+        strengths[direction, : len(firsts)] = activity.values[direction, firsts]
+        last = firsts[-1] + 1 if len(firsts) == k else len(known)
+        copies.append(int(last - len(firsts)))
+    numbers = np.concatenate([strongest, rows], 1)
+    values = np.concatenate([strengths, values], 1)
+    values = np.where(numbers < 0, np.nan, values).astype(np.float32)
+    return numbers, values, copies
+
+
+def _rows_around(tokens: Tokens, numbers: Ints) -> Ints:
+    """Return the rows around each `[row, offset]`; -1 outside of its text."""
+    around = numbers[:, None] + np.arange(-AROUND, AROUND + 1)
+    rows = np.clip(around, 0, len(tokens) - 1)
+    inside = (rows == around) & (numbers[:, None] >= 0)
+    inside &= tokens.text[rows] == tokens.text[numbers][:, None]
+    return np.where(inside, rows, -1)
 
 
 def _heat(
@@ -281,11 +318,8 @@ def _heat(
     `[example, offset]`; -1 and NaN outside of the text.
     """
     tokens: Tokens = corpus.tokens
-    around = numbers[:, None] + np.arange(-AROUND, AROUND + 1)
-    rows = np.clip(around, 0, len(tokens) - 1)
-    inside = (rows == around) & (numbers[:, None] >= 0)
-    inside &= tokens.text[rows] == tokens.text[numbers][:, None]
-    rows = np.where(inside, rows, -1)
+    rows = _rows_around(tokens, numbers)
+    inside = rows >= 0
     heat = np.full(rows.shape, np.nan, np.float32)
     needed, places = np.unique(rows[inside], return_inverse=True)
     if len(needed):
@@ -293,7 +327,12 @@ def _heat(
         if hasattr(corpus, "rows"):
             states = corpus.rows(site, needed)
         else:
-            states = torch.cat(list(corpus.blocks(site)))[needed]
+            parts, start = [], 0
+            for block in corpus.blocks(site):
+                here = np.searchsorted(needed, (start, start + len(block)))
+                parts.append(block[needed[slice(*here)] - start])
+                start += len(block)
+            states = torch.cat(parts)
         activations = at.reading.activations(states.to(at.limit.device))[:, column]
         # What is left out has no colour: it would hide that of all others.
         first = torch.from_numpy(tokens.positions[needed] == 0).to(states.device)

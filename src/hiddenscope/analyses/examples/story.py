@@ -16,6 +16,7 @@ from hiddenscope.results import (
 )
 from hiddenscope.results.pictures import Grid, Measure, Words
 from hiddenscope.results.sentences import (
+    UNPROVED,
     UNTESTED,
     capitalised,
     counted,
@@ -53,7 +54,8 @@ class PreferredKind:
 class DirectionRecord:
     """What was found of one direction.
 
-    `massive` is how many tokens were left out at its site besides the first ones.
+    `massive` is how many tokens were left out at its site besides the first ones, and
+    `copies` how many of the strongest are in a context that is shown already.
     """
 
     name: str
@@ -61,6 +63,7 @@ class DirectionRecord:
     sparse: bool
     share: float
     massive: int = 0
+    copies: int = 0
     strongest: str | None = None
     activation: float
     prefers: list[PreferredKind]
@@ -77,6 +80,7 @@ class ExamplesReport(Report):
     sampled: int
     threshold: float
     directions: int
+    believed: bool = False
     listed: list[DirectionRecord]
 
 
@@ -93,6 +97,7 @@ def story(report: ExamplesReport, result: Result) -> Iterator[Section]:
             " all tested kinds and directions together."
         ),
         UNTESTED,
+        *([UNPROVED] if report.believed else ()),
     )
     if report.directions > 1:
         yield Section(
@@ -135,6 +140,11 @@ def _findings(record: DirectionRecord, report: ExamplesReport) -> Iterator[str]:
         yield Explanation(
             f"{counted(record.massive, 'massive token')} left out as well: there the"
             " state is longer than 4 times the median."
+        )
+    if record.copies:
+        yield (
+            f"{counted(record.copies, 'token')} among its strongest left out, in the"
+            " same context as one that is shown."
         )
     for kind in record.prefers:
         yield (

@@ -25,6 +25,7 @@ from hiddenscope.directions.dictionary import (
     random_directions,
 )
 from hiddenscope.directions.encoding import largest
+from hiddenscope.directions.layouts import site_of
 from hiddenscope.errors import Error, FileError, SiteError, StatesError, TextError
 from hiddenscope.linear.intervals import wilson
 from hiddenscope.measures import RunningStatistics
@@ -158,6 +159,8 @@ def measure_features(
         neurons = None
     sites = {reads, writes, *([neurons.reads] if neurons else ())}
     sample = _sample(opened, texts, data, sorted(sites))
+    if isinstance(named, Dictionary):
+        named = named.assured(model, sample.inputs)
     outputs = sample.at(writes)
     inputs = outputs if reads == writes else sample.at(reads)
     others = sample.statistics(outputs)
@@ -220,6 +223,7 @@ def measure_features(
         massive=later - len(inputs),
         silent=int((acts["tokens"] == 0).sum()),
         active=active,
+        believed=named.is_believed,
         proved=None if named.proof is None else named.proof.stated.unexplained,
         losses=losses,
         comparisons=comparisons,
@@ -232,12 +236,12 @@ def measure_features(
 def _named(model: Model | None, dictionary: Any, site: str | None) -> Any:
     """Return a dictionary, or the word of one that is made of the states."""
     if isinstance(dictionary, Dictionary):
-        if site is not None and str(Site.parse(site)) != dictionary.writes:
+        if site is not None and (site_of(site) or site) != dictionary.writes:
             reason = f"the dictionary lies at {dictionary.writes}"
             raise SiteError(PROBLEM, reason, "Leave the site out.")
         return dictionary
     if dictionary != "neurons" and dictionary not in MADE:
-        if not Path(dictionary).exists():
+        if not Path(dictionary).exists() and len(Path(dictionary).parts) == 1:
             reason = f"there is no such folder as {str(dictionary)[:60]!a}"
             remedy = "Give a path that exists, or neurons, pca or random."
             raise FileError(PROBLEM, reason, remedy)
@@ -452,7 +456,9 @@ def _detect(sample: Sample, inputs: Tensor, ways: Mapping[str, Any]) -> Comparis
         means = of_way[:, best].cpu().numpy() / lengths[:, 0]
         score = float(auroc(np.sign(every[best]) * means[test], positive[test]))
         low, high = wilson(score, min(in_test), len(sums))
-        scores.append(Score(way=way, value=score, low=low, high=high, number=best))
+        larger = names[-1] if every[best] > 0 else names[0]
+        numbers = {"value": score, "low": low, "high": high, "number": best}
+        scores.append(Score(way=way, larger=larger, **numbers))
     return Comparison(measure="auroc", scores=scores)
 
 

@@ -9,10 +9,12 @@ from hiddenscope.results.drawing import grid_of
 from hiddenscope.results.pictures import Lines, Series
 from hiddenscope.results.report import Estimate
 from hiddenscope.results.sentences import (
+    UNPROVED,
     UNTESTED,
     counted,
     estimated,
     in_series,
+    quoted_token,
     quoted_tokens,
 )
 from hiddenscope.results.story import table_of
@@ -30,12 +32,14 @@ MEASURES = {
 class Score(Estimate):
     """A number of one way to say states; `gap` is how far the dictionary is above it.
 
-    `number` is that of the single feature, neuron or direction that tells labels apart.
+    `number` is that of the single feature, neuron or direction that tells labels apart,
+    and `larger` the label for which it is larger.
     """
 
     way: str
     gap: Estimate | None = None
     number: int | None = None
+    larger: str | None = None
 
 
 @frozen
@@ -64,6 +68,7 @@ class FeaturesReport(Report):
 
     `massive` is how many tokens were left out besides the first ones. `losses` are as
     the model is, with the mean in the place of the states, and their difference.
+    `believed`: the dictionary is from a file, and was not proved.
     """
 
     site: str
@@ -74,6 +79,7 @@ class FeaturesReport(Report):
     massive: int = 0
     silent: int
     active: Estimate
+    believed: bool = False
     proved: float | None = None
     losses: list[Estimate]
     comparisons: list[Comparison]
@@ -134,6 +140,8 @@ def story(report: FeaturesReport, result: Result) -> Iterator[Section]:
 
 def _acting(report: FeaturesReport) -> Iterator[str]:
     """Yield how many features act, and how many are silent."""
+    if report.believed:
+        yield UNPROVED
     read = "" if report.reads == report.site else f", read at {report.reads}"
     left_out = "first tokens"
     if report.massive:
@@ -147,9 +155,8 @@ def _acting(report: FeaturesReport) -> Iterator[str]:
     )
     if report.proved is not None:
         yield (
-            "When its file was read, it was tried on the texts of its proof: as the"
-            f" file states it, it left {report.proved:.1%} of the variance there"
-            " unexplained."
+            "Its file was tried on the texts of its proof: as it states it, it left"
+            f" {report.proved:.1%} of the variance there unexplained."
         )
 
 
@@ -180,6 +187,15 @@ def _compared(report: FeaturesReport) -> Iterator[str]:
                 gaps.append(f"{side} that of {score.way}, by {gap}")
         if gaps:
             yield f"That of the dictionary is {in_series(gaps)}."
+        best = scores[0]
+        if best.larger is not None and best.low is not None:
+            verb = "tells" if best.low > 0.5 else "is not shown to tell"
+            yield (
+                f"Of its features, number {best.number} {verb} the labels apart, larger"
+                f" for {quoted_token(best.larger)}: it was selected on one half of the"
+                " texts and tested on the other, so the number of features needs no"
+                " correction."
+            )
     if untested:
         yield f"There are no intervals: they need eight groups of texts. {UNTESTED}"
     yield from report.notes
