@@ -42,6 +42,9 @@ JSON keeps them. A site is its name, a tuple a list.
 """
 
 R = TypeVar("R")
+# With fewer groups of texts an estimate has no interval: three that agree by chance
+# look certain.
+FEWEST_GROUPS = 5
 
 type_hints = cache(get_type_hints)
 
