@@ -268,8 +268,7 @@ def follow(model: hs.Model, data: Labelled, odds: np.ndarray, report: Report) ->
     correlation = rank_correlation(closeness[chosen], odds, labels, data.groups)
     report(
         f"    log-odds and silhouette of a sentence at {chosen} (chosen beforehand):"
-        f" rank correlation {correlation.value:+.2f} ({correlation.low:+.2f} to"
-        f" {correlation.high:+.2f})"
+        f" rank correlation {correlation.signed()}"
     )
     # Odds are exchanged among groups of a city, in the same way for every layer.
     orders = permuted(
@@ -315,7 +314,7 @@ def bag_of_words(data: Labelled) -> Mean:
         LogisticRegression(), words, labels, groups=folds, cv=LeaveOneGroupOut()
     )
     is_right = predicted == np.array(labels)
-    return mean_interval(is_right, data.groups)
+    return share_interval(is_right, data.groups)
 
 
 def probe_sites(model: hs.Model, quick: bool) -> str:
@@ -428,8 +427,8 @@ def report_retrieval(
     """Report the shares with intervals over topics, and each rival's difference."""
     reference = scores[f"{SENTENCE_MODEL}, sentence model"].paraphrase.astype(float)
     for name, score in scores.items():
-        share = mean_interval(score.paraphrase, facts.topic)
-        decoy = mean_interval(score.decoy, facts.topic)
+        share = share_interval(score.paraphrase, facts.topic)
+        decoy = share_interval(score.decoy, facts.topic)
         difference = mean_interval(score.paraphrase - reference, facts.topic)
         report(
             f"  {name}: paraphrase {share.share()}, decoy {decoy.share()};"
@@ -569,10 +568,9 @@ def draw_retrieval(
     for shift, key, colour in ((-0.12, "paraphrase", "C0"), (0.12, "decoy", "C3")):
         label: str | None = key
         for row, score in enumerate(scores.values()):
-            mean = mean_interval(getattr(score, key), facts.topic)
-            ends = np.clip([mean.low, mean.high], 0, 1)
+            mean = share_interval(getattr(score, key), facts.topic)
             height = row + shift
-            axis.plot(ends, [height, height], color=colour)
+            axis.plot([mean.low, mean.high], [height, height], color=colour)
             axis.plot(mean.value, height, "o", color=colour, ms=5, label=label)
             # The legend names each colour once.
             label = None

@@ -108,7 +108,10 @@ def tell_layers(result: hs.Result) -> list[str]:
                     float(result.data[f"{whose}{name}{end}"].values[row])
                     for end in ("", "_low", "_high")
                 )
-                values.append(f"{sites[row]} {middle:.2f} ({low:.2f} to {high:.2f})")
+                share = "no share"
+                if np.isfinite(low):
+                    share = f"{middle:.2f} ({low:.2f} to {high:.2f})"
+                values.append(f"{sites[row]} {share}")
             sentences.append(f"{whose}{name}: {', '.join(values)}")
     effects = result.data["outgoing"].values
     unit = result.data["outgoing"].attrs["units"]
@@ -124,8 +127,8 @@ def tell_layers(result: hs.Result) -> list[str]:
     )
     correlations = result.data["together"].values[:-2]
     sentences.append(
-        f"rank correlations by site: {correlations.min():.2f} to"
-        f" {correlations.max():.2f}"
+        f"rank correlations by site: {np.nanmin(correlations):.2f} to"
+        f" {np.nanmax(correlations):.2f}"
     )
     return sentences
 
@@ -203,7 +206,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("out/future"))
     options = parser.parse_args()
     if options.quick:
-        options.texts = 3
+        options.texts = 5
         options.tokens = QUICK_TOKENS
         options.sites = "layer.0,layer.10,layer.20,layer.29,layer.30,final"
     return options

@@ -6,7 +6,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
-from hiddenscope.measures.grouped import effective_count, standard_error
+from hiddenscope.measures.grouped import (
+    CORRELATION,
+    effective_count,
+    rank_ends,
+    standard_error,
+)
+from hiddenscope.results.report import FEWEST_GROUPS
 from hiddenscope.texts.groups import number_groups
 
 LEVEL = 0.95
@@ -25,14 +31,18 @@ class Mean(NamedTuple):
         return f"{value:.3g} times ({low:.3g} to {high:.3g})"
 
     def percent(self) -> str:
-        """Say a mean of log ratios as a change in percent."""
-        value, low, high = 100 * np.expm1([self.value, self.low, self.high])
-        return f"{value:+.2f}% ({low:+.2f}% to {high:+.2f}%)"
+        """Say a mean of log ratios as a change in percent, or as how many times."""
+        value, low, high = np.expm1([self.value, self.low, self.high])
+        return f"{_change(value)} ({_change(low)} to {_change(high)})"
 
     def share(self) -> str:
-        """Say a mean of zeros and ones as a share; a share lies between 0 and 1."""
-        value, low, high = 100 * np.clip([self.value, self.low, self.high], 0.0, 1.0)
-        return f"{value:.0f}% ({low:.0f}% to {high:.0f}%)"
+        """Say a share of `share_interval`."""
+        return f"{self.value:.0%} ({self.low:.0%} to {self.high:.0%})"
+
+    def signed(self) -> str:
+        """Say a number with its sign, and its interval where it has one."""
+        ends = f" ({self.low:+.2f} to {self.high:+.2f})"
+        return f"{self.value:+.2f}{ends if np.isfinite(self.low) else ''}"
 
 
 def mean_interval(values: ArrayLike, groups: ArrayLike | None = None) -> Mean:
@@ -94,21 +104,33 @@ def rank_correlation(
     """Return the correlation of ranks within classes, with its interval.
 
     Two classes that differ in both numbers make no correlation. The error is a
-    jackknife over groups, on Fisher's scale.
+    jackknife over groups, on Fisher's scale. Fewer than eight groups have none.
     """
     columns = np.asarray(left, float), np.asarray(right, float), np.asarray(classes)
     numbers = number_groups(np.asarray(groups).tolist())
     count = int(numbers.max()) + 1
+    if count < FEWEST_GROUPS:
+        whole = float(ranks_within(left, classes) @ ranks_within(right, classes))
+        return Mean(whole, float("nan"), float("nan"))
     correlations = []
     # Of all texts, then without each group.
     for number in range(-1, count):
         first, second, names = (column[numbers != number] for column in columns)
         correlations.append(ranks_within(first, names) @ ranks_within(second, names))
-    # A few texts may be in perfect order.
-    whole, *without = np.arctanh(np.clip(correlations, -0.999, 0.999))
+    whole, *without = CORRELATION.there(np.array(correlations))
     error = np.sqrt((count - 1) * np.var(without))
     reach = stats.t.ppf((1 + LEVEL) / 2, effective_count(numbers) - 1) * error
-    return Mean(*np.tanh([whole, whole - reach, whole + reach]).tolist())
+    low, high = CORRELATION.back(np.array([whole - reach, whole + reach]))
+    # A few texts may be in perfect order by chance, with and without any group.
+    least, most = rank_ends(np.array(correlations[0]), len(columns[0]))
+    return Mean(correlations[0], float(min(low, least)), float(max(high, most)))
+
+
+def _change(change: float) -> str:
+    """Say a change in percent, or as how many times where it is large."""
+    if change >= 9:
+        return f"times {1 + change:,.3g}" if change < 99 else f"times {1 + change:,.0f}"
+    return f"{change:+.2%}"
 
 
 def ranks_within(values: ArrayLike, classes: ArrayLike) -> np.ndarray:

@@ -16,10 +16,11 @@ from typing import Literal, NamedTuple
 import matplotlib.pyplot as plt
 import numpy as np
 from numpy.typing import NDArray
-from over_texts import Mean, first_tokens, mean_over_texts
+from over_texts import Mean, first_tokens, mean_over_texts, share_over_texts
 from reviews import reviews
 
 import hiddenscope as hs
+from hiddenscope.results.report import FEWEST_GROUPS
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 
 COLOURS = {
@@ -134,14 +135,14 @@ def read(model: hs.Model, texts: list[list[int]], lens: str | hs.Lens) -> Scores
 def report(scores: dict[str, Scores]) -> None:
     """Print where each lens reads the model's answer, and which lens is ahead."""
     for name, score in scores.items():
-        agreement = mean_over_texts(score.agreement)
+        agreement = share_over_texts(score.agreement)
         kl = mean_over_texts(score.kl)
         half = first_lasting(score.layers, agreement.value >= 0.5)
         sure = first_lasting(score.layers, agreement.low >= 0.5)
         near = first_lasting(score.layers, kl.value <= 1)
         print(
-            f"{name}: agrees with the model on half of the tokens from layer.{half} on"
-            f" (surely from layer.{sure}), and is within 1 nat from layer.{near} on."
+            f"{name}: agrees with the model on half of the tokens from {half} on"
+            f" (by its interval from {sure}), and is within 1 nat from {near} on."
         )
         for row, layer in enumerate(score.layers):
             print(f"  layer.{layer}: KL {_text(kl, row)}, agreement", end=" ")
@@ -163,6 +164,9 @@ def _compare(scores: dict[str, Scores], name: str, other: str) -> None:
         difference = getattr(scores[name], measure) - getattr(scores[other], measure)
         gains = sign * difference[:, :-1]
         gain = mean_over_texts(gains, comparisons=len(layers))
+        if len(gains) < FEWEST_GROUPS:
+            print(f"{name} against {other}, {measure}: too few texts to compare.")
+            continue
         ahead = layers[gain.low > 0]
         behind = layers[gain.high < 0]
         print(
@@ -171,13 +175,15 @@ def _compare(scores: dict[str, Scores], name: str, other: str) -> None:
         )
 
 
-def first_lasting(layers: NDArray[np.int64], holds: NDArray[np.bool_]) -> int:
-    """Return the layer from which on a condition holds at every layer."""
+def first_lasting(layers: NDArray[np.int64], holds: NDArray[np.bool_]) -> str:
+    """Name the layer from which on a condition holds at every layer."""
     fails = np.flatnonzero(~holds)
     first = 0
     if len(fails):
         first = fails[-1] + 1
-    return int(layers[first])
+    if first == len(layers):
+        return "no layer"
+    return f"layer.{layers[first]}"
 
 
 def draw(scores: dict[str, Scores], path: Path) -> None:
@@ -187,7 +193,8 @@ def draw(scores: dict[str, Scores], path: Path) -> None:
     )
     for name, score in scores.items():
         for axes, values in ((above, score.kl), (below, score.agreement)):
-            mean = mean_over_texts(values)
+            average = share_over_texts if axes is below else mean_over_texts
+            mean = average(values)
             colour = COLOURS[name]
             axes.plot(score.layers, mean.value, color=colour, label=name, lw=2)
             axes.fill_between(
@@ -214,7 +221,8 @@ def save_table(scores: dict[str, Scores], path: Path) -> None:
         file.write("lens,measure,layer,mean,low,high\n")
         for name, score in scores.items():
             for measure in ("kl", "agreement"):
-                mean = mean_over_texts(getattr(score, measure))
+                average = mean_over_texts if measure == "kl" else share_over_texts
+                mean = average(getattr(score, measure))
                 for layer, *numbers in zip(score.layers, *mean, strict=True):
                     row = ",".join(f"{number:.4f}" for number in numbers)
                     file.write(f'"{name}",{measure},{layer},{row}\n')
@@ -222,6 +230,8 @@ def save_table(scores: dict[str, Scores], path: Path) -> None:
 
 def _text(mean: Mean, row: int) -> str:
     low, high = mean.low[row], mean.high[row]
+    if not np.isfinite(low):
+        return f"{mean.value[row]:.2f}"
     return f"{mean.value[row]:.2f} ({low:.2f} to {high:.2f})"
 
 

@@ -8,6 +8,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 import hiddenscope as hs
+from hiddenscope.measures.grouped import shares
+from hiddenscope.results.report import FEWEST_GROUPS
 
 
 class Mean(NamedTuple):
@@ -31,6 +33,21 @@ def mean_over_texts(values: ArrayLike, comparisons: int = 1) -> Mean:
     error = numbers.std(0, ddof=1) / np.sqrt(count)
     quantile = stats.t.ppf(1 - 0.025 / comparisons, count - 1)
     return Mean(mean, mean - quantile * error, mean + quantile * error)
+
+
+def share_over_texts(values: ArrayLike, comparisons: int = 1) -> Mean:
+    """Return the mean of shares [text, layer] with an interval between 0 and 1.
+
+    It has an extent where all texts agree, too. Fewer than eight texts have none (NaN):
+    what three have in common by chance looks certain.
+    """
+    numbers = np.asarray(values, dtype=np.float64)
+    estimates = shares(numbers, np.arange(len(numbers)), comparisons)
+    rows = [(share.value, share.low, share.high) for share in estimates]
+    value, low, high = np.array(rows, np.float64).T
+    if len(numbers) < FEWEST_GROUPS:
+        low = high = np.full_like(value, np.nan)
+    return Mean(value, low, high)
 
 
 def first_tokens(

@@ -101,7 +101,7 @@ def read_options() -> argparse.Namespace:
     if options.baseline == "none":
         options.baseline = None
     if options.quick:
-        options.texts = 4
+        options.texts = 5
         options.per_text = 2
         options.tokens = QUICK_TOKENS
         options.sites = QUICK_SITES

@@ -62,7 +62,7 @@ CLASSES = (
     [k % 2 for k in range(24)],
 )
 # Texts long enough to be aligned by distance.
-MANY = [f"{TEXT} {OTHER} Number {k}." for k in range(6)]
+MANY = [f"{TEXT} {OTHER} Number {k}." for k in range(8)]
 CONTRAST = hs.Contrast([5, 6, 7], [5, 9, 7], 11, 12)
 CONTRASTS = [
     hs.Contrast([5, 20 + number, 7], [5, 40 + number, 7], 11, 12) for number in range(8)

@@ -4,17 +4,68 @@ Copies of a text, paraphrases and sentences of one document say less than as man
 independent texts. Groups are what was sampled, so an error is measured over groups.
 """
 
+from collections.abc import Callable
+from statistics import NormalDist
+from typing import NamedTuple
+
 import numpy as np
 
-from hiddenscope.results.report import Estimate
+from hiddenscope.results.report import FEWEST_GROUPS, Estimate
 from hiddenscope.states.arrays import Floats, Ints
 
 LEVEL = 0.95
-# With fewer groups, a kind that is a third of them is missing from more than 5% of
-# samples, and nothing in a sample tells of it.
-MIN_BOOTSTRAPPED = 8
+MIN_BOOTSTRAPPED = FEWEST_GROUPS
 BOOTSTRAPS = 999
 TINY = float(np.finfo(float).tiny)
+# Standard deviations from a normal estimate to either end of its interval: 1.96.
+Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
+# As near to its ends a share is taken to lie, and this near a correlation.
+NEAR_BOUND, NEAR_ONE = 1e-12, 1e-3
+
+
+class Scale(NamedTuple):
+    """A scale on which a number varies as evenly at its bounds as between them."""
+
+    there: Callable[[Floats], Floats]
+    back: Callable[[Floats], Floats]
+
+
+def _log_odds(share: Floats) -> Floats:
+    inside = np.clip(share, NEAR_BOUND, 1 - NEAR_BOUND)
+    odds: Floats = np.log(inside / (1 - inside))
+    return odds
+
+
+def _fisher(correlation: Floats) -> Floats:
+    """Return Fisher's z; a few rows may be in perfect order."""
+    z: Floats = np.arctanh(np.clip(correlation, NEAR_ONE - 1, 1 - NEAR_ONE))
+    return z
+
+
+PLAIN = Scale(np.asarray, np.asarray)
+LOGARITHM = Scale(np.log, np.exp)
+SHARE = Scale(_log_odds, lambda odds: 1 / (1 + np.exp(-odds)))
+CORRELATION = Scale(_fisher, np.tanh)
+
+
+def rank_ends(correlation: Floats, rows: int) -> tuple[Floats, Floats]:
+    """Return how far from a rank correlation the true one lies, with 95%, if all rows
+    are independent (Fieller, Hartley and Pearson 1957). Three rows say nothing.
+
+    >>> low, high = rank_ends(np.array(1.0), 10)
+    >>> bool(0.9 < low < 0.98 < high)
+    True
+    """
+    if rows <= 3:
+        return np.full_like(correlation, -1.0), np.ones_like(correlation)
+    # Perfect order is taken for half of the next step down, two neighbours swapped.
+    highest = 1 - 6 / (rows * (rows**2 - 1))
+    z = np.arctanh(np.clip(correlation, -highest, highest))
+    reach = Z * np.sqrt(1.06 / (rows - 3))
+    return (
+        np.minimum(np.tanh(z - reach), correlation),
+        np.maximum(np.tanh(z + reach), correlation),
+    )
 
 
 def group_sums(values: Floats, groups: Ints) -> Floats:
@@ -136,6 +187,41 @@ def estimate(
         if reach is not None and np.isfinite(reach[column]):
             low, high = mean - float(reach[column]), mean + float(reach[column])
         estimates.append(Estimate(value=mean, low=low, high=high))
+    return estimates
+
+
+def shares(
+    values: Floats, groups: Ints, comparisons: int | None = None
+) -> list[Estimate]:
+    """Return the mean of every column of shares `[text, column]`, with intervals that
+    hold all of them together; or as many as there are `comparisons`.
+
+    As if z² more groups had been seen, half of them 0 and half 1 (Agresti and Coull
+    1998), with Student's quantile. It lies within 0 and 1, and has an extent where all
+    texts agree: simulated, it held 94 to 100% of shares from three texts on.
+
+    >>> ends = shares(np.ones((5, 1)), np.arange(5))[0]
+    >>> ends.value, round(ends.low, 2), ends.high
+    (1.0, 0.46, 1.0)
+    """
+    from scipy.stats import t
+
+    comparisons = comparisons or values.shape[1]
+    tail = (1 - LEVEL) / 2 / comparisons
+    more = NormalDist().inv_cdf(1 - tail) ** 2
+    sizes = np.bincount(groups).astype(float)
+    count = effective_count(groups)
+    means = values.mean(0)
+    deviations = group_sums(values, groups) - sizes[:, None] * means
+    variance = count * (deviations**2).sum(0) / sizes.sum() ** 2
+    middle = (count * means + more / 2) / (count + more)
+    spread = count * (variance + (means - middle) ** 2)
+    spread += more / 2 * (middle**2 + (1 - middle) ** 2)
+    reach = t.ppf(1 - tail, count + more - 1) * np.sqrt(spread) / (count + more)
+    lows, highs = np.maximum(middle - reach, 0), np.minimum(middle + reach, 1)
+    estimates = []
+    for value, low, high in zip(means, lows, highs, strict=True):
+        estimates.append(Estimate(value=float(value), low=float(low), high=float(high)))
     return estimates
 
 

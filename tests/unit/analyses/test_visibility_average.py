@@ -193,10 +193,10 @@ def test_texts_of_a_group_are_kept_together_and_copies_are_one_group(
     tiny: Tiny,
 ) -> None:
     """Copies of a text make no interval narrower."""
-    model, texts = tiny("gpt2"), random_texts(4)
+    model, texts = tiny("gpt2"), random_texts(5)
     once = hs.visibility(model, texts, sampling=ALL)
     twice = hs.visibility(model, texts * 2, sampling=ALL)
-    assert twice.facts["aligned"]["groups"] == 4
+    assert twice.facts["aligned"]["groups"] == 5
     for name in ("decay_below", "decay_below_low", "decay_below_high"):
         np.testing.assert_allclose(twice.data[name], once.data[name], rtol=1e-5)
     words = [f"the cats sat on the mat and the dog number {k} ran" for k in range(6)]
@@ -204,6 +204,11 @@ def test_texts_of_a_group_are_kept_together_and_copies_are_one_group(
     result = hs.visibility(model, hs.read(rows, text="text", group="topic"))
     assert result.facts["aligned"]["groups"] == 3
     assert "3 groups" in result.summary()
+    # Three groups have no intervals, and nothing is found in them.
+    assert "they need eight groups" in result.summary()
+    assert np.isnan(result.data["decay_below_low"]).all()
+    for name in ("own_column", "own_below", "own_first", "locality"):
+        assert result.facts["aligned"][name]["verdict"] == "undecided"
 
 
 def test_texts_are_dealt_to_a_few_batches_however_many_they_are(
@@ -268,7 +273,7 @@ def test_the_pictures_show_every_average_with_its_interval(
     tiny: Tiny, family: str, pictures: int
 ) -> None:
     """A model of four sites counts a single depth, and has no decay by depth."""
-    result = hs.visibility(tiny(family), random_texts(4))
+    result = hs.visibility(tiny(family), random_texts(5))
     views = views_of(result)
     assert len({view.title for view in views}) == pictures
     for view in views:

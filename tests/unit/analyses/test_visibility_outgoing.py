@@ -128,9 +128,10 @@ def test_the_numbers_are_those_of_a_plain_reading(tiny: Tiny) -> None:
     for site in range(4):
         expected = stats.spearmanr(effects[:, site, 0], later[:, site]).statistic
         assert estimates["together"].value[site] == pytest.approx(expected)
-    # With equal batches the interval of a mean is Student's.
+    # With equal batches the interval of a mean is Student's, less a degree of freedom.
     own = effects[:, 0, 0].reshape(20, 3).mean(1)
-    low, high = stats.t.interval(0.95, 19, own.mean(), stats.sem(own))
+    error = np.sqrt(((own - own.mean()) ** 2).sum() / 18 / 20)
+    low, high = stats.t.interval(0.95, 18, own.mean(), error)
     assert estimates["outgoing"].low[0, 0] == pytest.approx(low)
     assert estimates["outgoing"].high[0, 0] == pytest.approx(high)
 
@@ -171,7 +172,7 @@ def test_a_network_that_mixes_no_tokens_serves_its_own_token_alone() -> None:
             block.self_attn.o_proj.weight.zero_()
     model = hs.load((module, None))
     for influence in ("logit", "mean"):
-        result = hs.visibility(model, random_texts(4), influence=influence)
+        result = hs.visibility(model, random_texts(5), influence=influence)
         name = "future" if influence == "logit" else "size_future"
         assert np.abs(result.data[name].values).max() < 1e-4
         part = "change" if influence == "logit" else "size"
@@ -180,16 +181,16 @@ def test_a_network_that_mixes_no_tokens_serves_its_own_token_alone() -> None:
 
 
 def test_copies_are_one_group_and_lend_nothing_to_each_other(tiny: Tiny) -> None:
-    model, texts = tiny("gpt2"), random_texts(3)
+    model, texts = tiny("gpt2"), random_texts(5)
     for influence in ("logit", "mean"):
         once = hs.visibility(model, texts, influence=influence, sampling=ALL)
         twice = hs.visibility(model, texts * 2, influence=influence, sampling=ALL)
-        assert twice.facts["outgoing"]["groups"] == 3
+        assert twice.facts["outgoing"]["groups"] == 5
         for name in ("outgoing", "outgoing_low", "outgoing_high"):
             np.testing.assert_allclose(twice.data[name], once.data[name], atol=1e-5)
         assert "intervals are rough" in twice.summary()
     inputs = model.encode(texts * 2)
-    groups = np.array([0, 1, 2, 0, 1, 2])
+    groups = np.tile(np.arange(5), 2)
     drawn = draw(inputs, 2, groups, 0)
     assert (groups[drawn.lenders] != groups).all()
 
@@ -254,3 +255,68 @@ def test_effects_of_replacements_have_a_sign_even_where_none_is_below_zero() -> 
     np.testing.assert_allclose(signed["size_future"].value, signed["future"].value)
     norms, _ = estimate({"": effects}, batches, reaching, signed=False)
     assert "size_future" not in norms
+
+
+def test_nothing_is_found_in_three_texts(tiny: Tiny) -> None:
+    for influence in ("logit", "mean", "resample"):
+        result = hs.visibility(
+            tiny("gpt2"),
+            random_texts(3),
+            influence=influence,
+            sampling=hs.Sampling(per_text=1),
+        )
+        assert np.isnan(result.data["outgoing_low"]).all()
+        outgoing = result.facts["outgoing"]
+        for part in filter(None, (outgoing["change"], outgoing.get("size"))):
+            assert part["together"]["low"] is None
+            assert part["together"]["verdict"] == "undecided"
+        assert "they need eight groups of texts" in result.summary()
+
+
+def noise(seed: int, groups: int, per_text: int) -> tuple[np.ndarray, np.ndarray]:
+    """Draw effects that are one half each on own and later predictions, apart."""
+    generator = np.random.default_rng(seed)
+    parts = np.exp(generator.normal(0, 0.6, (groups * per_text, 1, 2)))
+    effects = np.repeat(parts, 3, axis=1)
+    effects = effects * generator.gamma(4.0, 0.25, effects.shape)
+    return effects, np.repeat(np.arange(groups), per_text)
+
+
+@pytest.mark.parametrize(("groups", "per_text"), [(5, 1), (6, 4), (12, 1)])
+def test_noise_of_few_texts_makes_few_findings_and_all_ends_are_bounded(
+    groups: int, per_text: int
+) -> None:
+    findings = []
+    for seed in range(60):
+        effects, batches = noise(seed, groups, per_text)
+        reaching = np.ones(3, dtype=bool)
+        estimates, _ = estimate({"": effects}, batches, reaching, signed=True)
+        for name, least in (("future", 0), ("size_future", 0), ("together", -1)):
+            for ends in estimates[name]:
+                assert (ends >= least).all() and (ends <= 1).all()
+        findings.append(estimates["together_mean"].guess().verdict != "undecided")
+    assert np.mean(findings) <= 0.05 + 0.07
+
+
+def test_perfect_order_of_a_few_states_is_not_certain() -> None:
+    effects = np.arange(1.0, 6.0)[:, None, None] * np.ones((5, 2, 3))
+    estimates, _ = estimate(
+        {"": effects}, np.arange(5), np.ones(2, dtype=bool), signed=False
+    )
+    together = estimates["together_mean"]
+    assert together.value == pytest.approx(1)
+    assert together.low < 0.5 and together.high <= 1
+
+
+def test_what_rounding_makes_of_an_effect_has_no_shares(tiny: Tiny) -> None:
+    """Texts that begin alike lend each other the states that they have."""
+    texts = [[*range(5, 16), k, k + 1] for k in range(20, 26)]
+    few = hs.Sampling(per_text=1)
+    result = hs.visibility(
+        tiny("llama"), texts, influence="resample", sampling=few, sites="layer.0-2"
+    )
+    size = result.facts["outgoing"]["size"]
+    assert size["unclear"] == "layer.0 to layer.2"
+    assert size["later_until"] is None and size["first"]["value"] is None
+    for name in ("future", "size_future", "together", "size_together"):
+        assert np.isnan(result.data[name]).all(), name

@@ -41,6 +41,19 @@ def test_what_is_said_and_drawn_is_what_was_recorded(word: str) -> None:
             assert now[part] == recording, f"{name}: see tests/unit/views/record.py"
 
 
+# One of several, a zero with a sign, none of none, and what is not a number.
+VACUOUS = re.compile(
+    r"\b1 (groups|layers|sites|texts|tokens|heads|pairs)\b|(?<!\d)0 of 0\b"
+    r"|(?<![\w.])[-−]0(\.0+)?(?![\d.])|\bnan\b|\binf\b"
+)
+
+
+def test_no_sentence_says_nothing() -> None:
+    for name in names():
+        for finding in findings_of(recorded(name)):
+            assert not VACUOUS.search(finding), (name, finding)
+
+
 def test_words_beside_a_picture_speak_of_what_is_in_it() -> None:
     """A line, a list, a class or a scale is mentioned where there is one."""
     for name in names():

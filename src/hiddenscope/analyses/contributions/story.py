@@ -20,6 +20,7 @@ from hiddenscope.results.sentences import (
     model_name,
     quoted_token,
     quoted_tokens,
+    rounded,
     shortened,
 )
 from hiddenscope.states.arrays import Floats
@@ -286,7 +287,7 @@ def _kinds(data: "xarray.Dataset") -> str:
 
 
 def _signed(amount: float) -> str:
-    return f"{amount:+.2f}".replace("-", "−")
+    return rounded(amount, "+.2f").replace("-", "−")
 
 
 def _listings(report: ContributionsReport, data: "xarray.Dataset") -> Iterator[Listing]:

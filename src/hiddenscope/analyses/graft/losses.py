@@ -10,7 +10,7 @@ from hiddenscope.analyses.graft.story import (
     ChangedWindow,
     LossReport,
 )
-from hiddenscope.measures.grouped import estimate
+from hiddenscope.measures.grouped import estimate, shares
 from hiddenscope.passes.losses import Losses
 from hiddenscope.results.dataset import Attributes, Variables
 from hiddenscope.sites import Site
@@ -31,7 +31,7 @@ def compare_losses(
     change = (scores.loss[2:] - scores.loss[0]).T
     agreement = scores.agreement[2:].T
     changes = estimate(change, groups)
-    agreements = estimate(agreement, groups)
+    agreements = shares(agreement, groups)
     row = int(np.abs(change.mean(0)).argmax())
     fields: dict[str, Any] = {}
     thirds = {THIRDS[third]: rows for third, rows in sorted(by_third.items())}
@@ -42,7 +42,7 @@ def compare_losses(
         parts = zip(
             thirds.items(),
             estimate(np.stack(columns, 1), groups),
-            estimate(np.stack(agreeing, 1), groups),
+            shares(np.stack(agreeing, 1), groups),
             strict=True,
         )
         for (name, rows), in_third, agrees in parts:
@@ -64,7 +64,7 @@ def compare_losses(
         windows=len(windows),
         model=estimate(scores.loss[:1].T, groups)[0],
         donor=estimate(scores.loss[1:2].T, groups)[0],
-        donor_agreement=estimate(scores.agreement[1:2].T, groups)[0],
+        donor_agreement=shares(scores.agreement[1:2].T, groups)[0],
         largest=ChangedWindow(
             loss_change=changes[row],
             from_=str(windows[row][0]),

@@ -241,7 +241,9 @@ def _loss_findings(
             " (95% intervals, corrected for all windows)."
         )
     else:
-        yield f"There are no intervals: they need eight groups of texts. {UNTESTED}"
+        yield (
+            f"The losses have no intervals: they need eight groups of texts. {UNTESTED}"
+        )
     thirds = {"first": losses.early, "middle": losses.middle, "last": losses.late}
     parts = []
     for word, third in thirds.items():

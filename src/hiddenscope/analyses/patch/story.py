@@ -12,6 +12,7 @@ from hiddenscope.results.drawing import grid_of, labels, long_name, tokens_with_
 from hiddenscope.results.pictures import Grid, Lines, Measure, Series, Style
 from hiddenscope.results.report import ABSENT, Absent, SiteValue
 from hiddenscope.results.sentences import (
+    counted,
     model_name,
     quote,
     quoted_token,
@@ -151,13 +152,15 @@ def story(report: PatchReport, result: Result) -> Iterator[Section]:
     windows = []
     if isinstance(report.layer_windows, LayerWindows):
         largest = report.layer_windows.largest
+        layers = counted(report.layer_windows.layers, "layer")
+        if report.layer_windows.layers > 1:
+            layers += " in a row"
         spared = ", except the token at which the answer is read,"
         if largest.site.endswith(BRANCHES):
             spared = ""
         windows.append(
-            f"Patching all tokens of {report.layer_windows.layers} layers in a"
-            f" row{spared} has the largest effect for the window that begins at"
-            f" {largest.site}: {largest.value:.2f}."
+            f"Patching all tokens of {layers}{spared} has the largest effect for the"
+            f" window that begins at {largest.site}: {largest.value:.2f}."
         )
     yield Section(
         "Which states carry the answer?",
@@ -306,7 +309,7 @@ def _findings(report: PatchReport, result: Result, windows: list[str]) -> Iterat
             f" effect at r = {agreement.correlation:.2f}; its mean absolute error is"
             f" {agreement.mean_absolute_error:.2f}."
         )
-    groups = "" if report.groups == count else f" in {report.groups} groups"
+    groups = "" if report.groups == count else f" in {counted(report.groups, 'group')}"
     if count == 1:
         yield "This is one pair of prompts; whether it holds for others was not tested."
     elif report.clear not in (None, ABSENT):

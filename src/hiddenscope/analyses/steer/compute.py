@@ -270,7 +270,7 @@ def _belonging(texts: Any, inputs: Inputs) -> Belonging:
 
 def quality_changes(measured: Measured, together: Belonging) -> Floats:
     """Return the change of the perplexity and the ends of its interval, `[3, site,
-    strength]`, as shares; without five groups of texts, or a finite loss, the ends are
+    strength]`, as shares; without eight groups of texts, or a finite loss, the ends are
     NaN.
 
     The mean loss of a token is a ratio of sums over texts. Its intervals hold for all

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product, takewhile
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -46,6 +47,7 @@ from hiddenscope.analyses.visibility.story import (
     VisibilityReport,
 )
 from hiddenscope.errors import PassError, SiteError, TextError
+from hiddenscope.measures.grouped import CORRELATION, PLAIN, SHARE, Scale, rank_ends
 from hiddenscope.model import Model
 from hiddenscope.modules import autograd
 from hiddenscope.passes import Inputs, load_with_head
@@ -95,18 +97,25 @@ def average_outgoing(
     _check_predicting(model, sites, measure)
     require_groups(groups)
     drawn = draw(inputs, sampling.per_text, groups, seed)
-    effects = {"": _effects("Looking ahead", model, inputs, sites, measure, drawn)}
+    ran = {"": _effects("Looking ahead", model, inputs, sites, measure, drawn)}
     if sampling.baseline == "random":
         random = model.randomised(seed)
         what = "Looking ahead with random weights"
-        effects["random_"] = _effects(what, random, inputs, sites, measure, drawn)
+        ran["random_"] = _effects(what, random, inputs, sites, measure, drawn)
+    # What rounding makes of the sum of a state's effects.
+    noise = {
+        whose: rounding * (drawn.farthest + 1) for whose, (_, rounding) in ran.items()
+    }
     counts = [len(tokens) for tokens in drawn.tokens]
     group_count = int(groups.max()) + 1
     batches = np.repeat(groups % min(BATCHES, group_count), counts)
     depth = model.anatomy.stacks[-1].depth
     reaching = np.array([reaches_later(site, depth) for site in sites])
     signed = measure.name in INTERVENTIONS
-    estimates, counted_batches = estimate(effects, batches, reaching, signed=signed)
+    effects = {whose: of_model for whose, (of_model, _) in ran.items()}
+    estimates, counted_batches = estimate(
+        effects, batches, reaching, signed=signed, noise=noise
+    )
     report = VisibilityReport(
         measure=measure.name,
         probes=None,
@@ -140,13 +149,16 @@ def average_outgoing(
             "long_name": f"{beginning}{words}{ending}",
             "units": units[statistic],
         }
-        clear = _clear(estimates, f"{prefix}{kind}")
+        meaning = np.ones(len(sites), dtype=bool)
+        if statistic == "future":
+            # A share of what may be nothing has no meaning, unless it is 0 throughout.
+            meaning = _clear(estimates, f"{prefix}{kind}") | ~reaching
+        elif statistic == "together" and signed:
+            meaning = _clear(estimates, f"{prefix}size_")
         for suffix, values in zip(("", "_low", "_high"), estimates[name], strict=True):
             numbers = values.astype(np.float32)
             dims = ("source_site", "distance")[: numbers.ndim]
-            # A share of what may be nothing has no meaning, unless it is 0 throughout.
-            if statistic == "future":
-                numbers[~clear & (estimates[name].value != 0)] = np.nan
+            numbers[~meaning] = np.nan
             variables[f"{name}{suffix}"] = dims, numbers, attributes
     data = to_dataset(variables, coords, {})
     return Result("visibility", data, report, model.source())
@@ -227,8 +239,12 @@ def _effects(
     sites: Sequence[Site],
     measure: InfluenceMeasure,
     drawn: Drawn,
-) -> Floats:
-    """Return the effects [state, source site, distance] of all texts."""
+) -> tuple[Floats, float]:
+    """Return the effects [state, source site, distance] of all texts, and how large one
+    is by rounding alone: nothing of a gradient, and of a loss that is compared with
+    another, half of the last digit of the largest logit or loss.
+    """
+    rounding = 0.0
     means = _means(model, inputs, sites) if measure.name == "mean" else {}
     total = sum(map(len, drawn.tokens))
     effects = []
@@ -252,9 +268,13 @@ def _effects(
                 of_text = replacement_effects(
                     model, run, sites, incoming, tokens, drawn.farthest
                 )
+                largest = float(run.logits.abs().max())
+                # A loss is as large as the logarithm of the vocabulary's size.
+                scale = max(largest, np.log(run.logits.shape[-1]))
+                rounding = max(rounding, torch.finfo(model.dtype).eps / 2 * scale)
             effects.append(of_text)
             advance(len(tokens))
-    return np.concatenate(effects)
+    return np.concatenate(effects), rounding
 
 
 def _gradients(
@@ -348,12 +368,19 @@ def _log_probabilities(logits: Tensor, ids: Tensor) -> Tensor:
 
 
 def estimate(
-    effects: Mapping[str, Floats], batches: Ints, reaching: Bools, *, signed: bool
+    effects: Mapping[str, Floats],
+    batches: Ints,
+    reaching: Bools,
+    *,
+    signed: bool,
+    noise: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[dict[str, Estimate], float]:
     """Return every statistic with its interval, and how many batches count.
 
     `effects` are [state, source site, distance], those with random weights by the name
     `random_`. If they are signed, names that begin with `size_` are of their sizes.
+    `noise` is what rounding makes of the sum of a state's effects: the statistic
+    `total` is without it.
     """
     count = int(batches.max()) + 1
     sums = {
@@ -382,9 +409,11 @@ def estimate(
             with np.errstate(divide="ignore", invalid="ignore"):
                 # Of nothing, a share is 0 and not -0.
                 future = summed[:, 1:].sum(1) / totals + 0.0
+            future = np.where(reaching, future, 0.0)
+            rounding = noise.get(name.removesuffix("size_"), 0.0)
             of_array = {
                 "outgoing": summed / states.sum(),
-                "total": totals / states.sum(),
+                "total": totals / states.sum() - rounding,
                 "future": future,
                 "mean": future[reaching].mean(),
                 "first": future[first].mean(),
@@ -403,7 +432,32 @@ def estimate(
                     numbers[f"{kind}excess_{statistic}"] = excess
         return numbers
 
-    return jackknife(sums, statistics)
+    estimates, counted = jackknife(sums, statistics, partial(_scale, signed=signed))
+    for name, estimated in estimates.items():
+        if "together" in name:
+            # Few states go in one order by chance, with and without any batch.
+            low, high = rank_ends(estimated.value, len(batches))
+            estimates[name] = estimated.widened(low, high)
+        elif signed and _is_share(name):
+            # Of a rise, a part may be below 0. It counts as none.
+            estimates[name] = Estimate(*(np.clip(end, 0, 1) for end in estimated))
+    return estimates, counted
+
+
+def _is_share(name: str) -> bool:
+    """Tell a share from a difference of shares, and from all else."""
+    statistic = name.removeprefix("random_").removeprefix("size_")
+    return statistic in ("future", "mean", "first", "last")
+
+
+def _scale(name: str, *, signed: bool) -> Scale:
+    """Return the scale on which a statistic varies evenly."""
+    if "together" in name:
+        return CORRELATION
+    # A size has no parts below 0, nor has a norm.
+    if _is_share(name) and ("size_" in name or not signed):
+        return SHARE
+    return PLAIN
 
 
 def ends(reaching: Bools) -> tuple[Ints, Ints]:

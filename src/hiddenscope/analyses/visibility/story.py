@@ -9,6 +9,7 @@ import numpy as np
 from hiddenscope.results import Aside, Report, Result, Section, frozen
 from hiddenscope.results.drawing import labels
 from hiddenscope.results.pictures import Grid, Lines, Measure, Series, Style
+from hiddenscope.results.report import FEWEST_GROUPS
 from hiddenscope.results.sentences import (
     UNTESTED,
     counted,
@@ -17,6 +18,7 @@ from hiddenscope.results.sentences import (
     number,
     quote,
     quoted_token,
+    rounded,
 )
 
 MeasureName: TypeAlias = Literal[
@@ -43,8 +45,9 @@ BY_DISTANCE = {
     "decay_first": "of the first site on the last",
 }
 # With fewer groups of texts, intervals over texts were not calibrated.
-FEWEST_GROUPS = 10
+CALIBRATED = 10
 ROUGH = "The intervals are rough: with as few groups of texts they were not calibrated."
+NO_INTERVALS = f"There are no intervals: they need eight groups of texts. {UNTESTED}"
 # Whose influence falls with what.
 FALLING = {
     "below": ("of the site below", "the distance"),
@@ -708,8 +711,9 @@ def _average_findings(averages: Averages, texts: int) -> Iterator[str]:
             beside = {
                 "above": "The model's is larger by",
                 "below": "The model's is smaller: the difference is",
-                "undecide"
-                "d": "The model's was not found to be larger: the difference is",
+                "undecided": (
+                    "The model's was not found to be larger: the difference is"
+                ),
             }
             yield (
                 f"With random weights, the influence {of_whom} {falls}: the exponent is"
@@ -722,10 +726,18 @@ def _average_findings(averages: Averages, texts: int) -> Iterator[str]:
         f"Averaged over {texts:,} texts in {averages.groups:,} groups:"
         f" {averages.targets:,} states were drawn, at most"
         f" {averages.targets_per_text} of each text. Distances are counted up to"
-        f" {averages.farthest} tokens, and depths up to {averages.deepest} sites."
+        f" {averages.farthest} tokens, and depths up to"
+        f" {counted(averages.deepest, 'site')}."
         " Intervals are at 95%, over groups of texts."
     )
-    if averages.batches < FEWEST_GROUPS:
+    yield from _few(averages)
+
+
+def _few(averages: Averages | Outgoing) -> Iterator[str]:
+    """Say what few groups do to the intervals."""
+    if averages.groups < FEWEST_GROUPS:
+        yield NO_INTERVALS
+    elif averages.batches < CALIBRATED:
         yield ROUGH
 
 
@@ -790,8 +802,8 @@ def _outgoing_findings(report: VisibilityReport, outgoing: Outgoing) -> Iterator
                 )
             if future.unclear:
                 yield (
-                    f"At {future.unclear}, {effect} is not clearly above 0 in sum, so"
-                    " that it has no shares."
+                    f"At {future.unclear}, {effect} is not clearly above 0 in sum,"
+                    " beyond rounding, so that it has no shares."
                 )
             if future.first.value is not None:
                 compared = {
@@ -831,8 +843,7 @@ def _outgoing_findings(report: VisibilityReport, outgoing: Outgoing) -> Iterator
         " prediction, such as the last layer, are not counted. Intervals are at 95%,"
         " over groups of texts."
     )
-    if outgoing.batches < FEWEST_GROUPS:
-        yield ROUGH
+    yield from _few(outgoing)
 
 
 def _random_future(random: RandomFuture, effect: str) -> str:
@@ -869,8 +880,8 @@ def _with_interval(interval: Interval, form: str, sign: int = 1) -> str:
     """
     if interval.value is None:
         return "unknown"
-    middle = f"{sign * interval.value:{form}}"
+    middle = rounded(sign * interval.value, form)
     if interval.low is None or interval.high is None:
         return middle
     low, high = sorted((sign * interval.low, sign * interval.high))
-    return f"{middle} ({low:{form}} to {high:{form}})"
+    return f"{middle} ({rounded(low, form)} to {rounded(high, form)})"
