@@ -42,6 +42,16 @@ _WORDS = {
     bool: "True or False",
     type(None): "None",
 }
+# How values that are made of parts are read from files.
+_READERS = {
+    "Dictionary": "hs.Dictionary.read(path)",
+    "Lens": "hs.Lens.load(path)",
+    "Model": "hs.load(name)",
+    "Pair": "hs.Pair.load(path)",
+    "Result": "hs.Result.load(path)",
+    "States": "hs.States.load(path)",
+    "Store": "hs.open(path)",
+}
 # Items of a list that are checked.
 _MOST_ITEMS = 50
 # Bits of an integer that a float holds.
@@ -127,6 +137,10 @@ def _explain(
         return
     signature = inspect.signature(function)
     called = getattr(function, "__qualname__", str(function)).removesuffix(".__init__")
+    if called in _READERS and len(args) == 2 and isinstance(args[1], str | os.PathLike):
+        reason = f"it is made of parts, and {shown(args[1])} is a name"
+        remedy = f"To read one, call {_READERS[called]}."
+        raise ArgumentError(f"Cannot call {called}", reason, remedy) from error
     mismatch = None
     try:
         arguments = signature.bind(*args, **kwargs).arguments
@@ -137,6 +151,9 @@ def _explain(
                 reason = f"it has no parameter {name!r}"
                 for near in get_close_matches(name, signature.parameters, 1):
                     remedy = f"Did you mean {near}?"
+                takes_texts = {"data", "texts"} & signature.parameters.keys()
+                if name in ("text", "label", "group") and takes_texts:
+                    remedy = f"Give what hs.read(path, {name}=...) returns."
         mismatch = ArgumentError(f"Cannot call {called}", reason, remedy)
         if kwargs.keys() - signature.parameters:
             raise mismatch from error

@@ -25,9 +25,13 @@ No site 'layer.40' in gpt2: it has layer.0 to layer.12. Did you mean 'layer.4'?
 """  # noqa: E501
 
 import errno
+import os
+import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+_PACKAGE = os.path.dirname(__file__) + os.sep
 # On a CPU torch raises a plain RuntimeError, which it words differently on x86-64 and
 # aarch64.
 _NO_MEMORY_WORDS = [
@@ -51,6 +55,28 @@ class Error(Exception):
 
     def __reduce__(self) -> tuple[type["Error"], tuple[str, str, str]]:
         return type(self), (self.problem, self.reason, self.remedy)
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what a notebook shows: the caller's lines, and the message.
+
+        IPython calls this. In another mode than its usual one it shows everything.
+        """
+        shell = sys.modules["IPython"].get_ipython()
+        if shell.InteractiveTB.mode != "Context":
+            arguments = type(self), self, self.__traceback__
+            return list(shell.InteractiveTB.structured_traceback(*arguments))
+        lines = []
+        for frame in traceback.extract_tb(self.__traceback__):
+            if frame.filename.startswith(_PACKAGE):
+                break
+            # A cell is no file.
+            place = ""
+            if os.path.exists(frame.filename):
+                place = f"{os.path.basename(frame.filename)}, "
+            if f"{os.sep}IPython{os.sep}" not in frame.filename:
+                lines.append(f"{place}line {frame.lineno}: {frame.line}")
+        lines.append(f"{type(self).__name__}: {self}")
+        return [*lines, "(`%tb Verbose` shows the whole traceback.)"]
 
 
 class ArgumentError(Error, TypeError):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -596,6 +597,20 @@ CALLS: list[tuple[Callable[[hs.Model], Any], str]] = [
         "too many positional arguments. Call lens(model, texts, *, k=5, target=None,",
     ),
     (lambda m: hs.compare(), "missing a required argument: 'model'"),  # type: ignore[call-overload]
+    (
+        lambda m: hs.Store("states/"),
+        "and 'states/' is a name. To read one, call hs.open(path).",
+    ),  # type: ignore[arg-type]
+    (lambda m: hs.States("x.safetensors"), "call hs.States.load(path)."),  # type: ignore[call-arg]
+    (lambda m: hs.Model("gpt2"), "call hs.load(name)."),  # type: ignore[arg-type]
+    (
+        lambda m: hs.probe(m, "mine.csv", label="verdict"),
+        "Give what hs.read(path, label=...) returns.",
+    ),  # type: ignore[call-arg]
+    (
+        lambda m: hs.embed(m, "mine.csv", text="words"),
+        "Give what hs.read(path, text=...) returns.",
+    ),  # type: ignore[call-arg]
     (lambda m: hs.load("x", dtyp="float32"), "Did you mean dtype?"),  # type: ignore[call-arg]
     (lambda m: m.capture(TEXT, site="layer.1"), "Did you mean sites?"),  # type: ignore[call-arg]
 ]
@@ -606,6 +621,27 @@ def test_arguments_that_a_function_has_not(tiny: Tiny) -> None:
         with pytest.raises(ArgumentError) as caught:
             call(tiny("gpt2"))
         assert words in str(caught.value)
+
+
+def test_labels_that_were_not_named_are_asked_for_with_the_columns(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text("sentence,verdict\na cat sat,1\na dog ran,0\n")
+    for data in (path, hs.read(path)):
+        with pytest.raises(TextError) as caught:
+            hs.probe(tiny("gpt2"), data)
+        said = (
+            "its texts have no labels, and its columns are 'sentence', 'verdict'. Name"
+            ' the one with the labels: hs.read(path, label="...").'
+        )
+        assert said in str(caught.value)
+    assert repr(hs.read(path)) == "Labelled(mine: 2 texts)"
+    labelled = hs.read(path, label="verdict", group="sentence")
+    assert repr(labelled) == "Labelled(mine: 2 texts, 2 labels, 2 groups)"
+    (tmp_path / "mine.txt").write_text("a cat sat\n")
+    with pytest.raises(TextError, match="have no labels. Give .texts, labels."):
+        hs.probe(tiny("gpt2"), tmp_path / "mine.txt")
 
 
 def test_every_public_function_refuses_an_unknown_keyword() -> None:

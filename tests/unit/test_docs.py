@@ -17,6 +17,7 @@ from tests.places import ROOT
 from tests.slow.docs.running import DOCS, EXAMPLE, NOTEBOOKS, PAGES
 
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+NAME = re.compile(r"(?<![\w.\"'/])hs\.([A-Za-z]\w*(?:\.[A-Za-z]\w*)*)")
 HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 # What a page of a question says, in this order.
 SECTIONS = ["How to read it", "Formula", "Cost", "Pitfalls", "Reference"]
@@ -30,6 +31,21 @@ def test_links_lead_somewhere() -> None:
         for link in LINK.findall(page.read_text("utf-8")):
             if not (page.parent / link).exists():
                 missing.append(f"{page.relative_to(ROOT)}: {link}")
+    assert missing == []
+
+
+def test_names_in_the_docs_exist() -> None:
+    """In prose too, which is not run."""
+    missing = []
+    for page in PAGES:
+        for name in set(NAME.findall(page.read_text("utf-8"))):
+            value: object = hs
+            for part in name.split("."):
+                # What an object has is not known from its class.
+                fields = getattr(value, "__dataclass_fields__", {})
+                if part not in fields and not hasattr(value, part):
+                    missing.append(f"{page.relative_to(ROOT)}: hs.{name}")
+                value = getattr(value, part, None)
     assert missing == []
 
 

@@ -204,7 +204,11 @@ def in_options(message: str, options: Collection[str]) -> str:
     >>> message = "Split it, or give truncate=True. Name it: text='...', task='x'."
     >>> in_options(message, {"truncate", "text"})
     "Split it, or give --truncate. Name it: --text '...', task='x'."
+    >>> in_options('Name it: hs.read(path, label="...").', {"label"})
+    'Name it: --label "...".'
     """
+    # Options name the columns of what a command reads.
+    message = re.sub(r"\bhs\.read\(path, (\w+=[^)]*)\)", r"\1", message)
 
     def spelled(match: re.Match[str]) -> str:
         name, value = match["name"], match["value"]

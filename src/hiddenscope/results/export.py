@@ -171,10 +171,10 @@ def _untag(value: Json) -> Json:
 def check_data(data: "xarray.Dataset") -> None:
     """Raise StatesError unless files can hold the data."""
     for name in {**data.sizes, **data.variables}:
-        if not isinstance(name, str):
+        if not isinstance(name, str) or _SURROGATE.search(name):
             raise StatesError(
                 "Cannot keep this data in a result",
-                f"the name {printable(repr(name))} is not a string",
+                f"the name {printable(repr(name))} is not a string of whole characters",
                 "Name variables and dimensions by strings.",
             )
     if _HEADER in data.variables or _HEADER in data.sizes:

@@ -16,7 +16,7 @@ from hiddenscope.analyses.project import project
 from hiddenscope.arguments import shown
 from hiddenscope.directions.dictionary import Dictionary
 from hiddenscope.directions.direction import Direction
-from hiddenscope.errors import ArgumentError, StatesError, TextError
+from hiddenscope.errors import ArgumentError, TextError
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs
 from hiddenscope.results import Result
@@ -32,7 +32,7 @@ from hiddenscope.series.options import (
 )
 from hiddenscope.states import Pair, States
 from hiddenscope.texts import Labelled
-from hiddenscope.vectors.dataset import dataset_of
+from hiddenscope.vectors.dataset import dataset_of, without_labels
 
 CapturedStates: TypeAlias = States | Pair
 
@@ -193,11 +193,7 @@ def _labelled(data: Any, problem: str) -> Any:
     dataset = dataset_of(data)
     texts = _texts(dataset.texts, problem)
     if dataset.labels is None:
-        raise StatesError(
-            problem,
-            f"{dataset.name[:80]} has no labels",
-            "Name the column of its labels: hs.read(..., label=).",
-        )
+        raise without_labels(dataset, problem)
     if all(isinstance(text, str) for text in texts):
         labels = tuple(dataset.labels)
         return Labelled(tuple(texts), labels, dataset.name, dataset.groups)

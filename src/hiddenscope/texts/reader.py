@@ -58,6 +58,8 @@ from hiddenscope.texts.row import (
 
 SHIPPED = Path(__file__).parent / "datasets"
 UNNAMED = "the texts"
+# A name that no column has.
+NO_COLUMN = "?"
 # What `read` holds in memory from one file. `rows` has no such limit.
 MOST_TEXTS = 2**22
 MOST_CHARACTERS = 2**30
@@ -205,12 +207,27 @@ def read(
                 f"Cannot read the groups of {name}", reason, "Give strings or numbers."
             )
     lines = [row.line for row in all_rows]
+    whole_labels = _whole_column("label", labels, lines, label is not None, name)
     return Labelled(
         tuple(row.text for row in all_rows),
-        _whole_column("label", labels, lines, label is not None, name),
+        whole_labels,
         name,
         _whole_column("group", groups, lines, group is not None, name),
+        # To be named where labels are wanted.
+        _columns(source) if whole_labels is None else "",
     )
+
+
+def _columns(source: Any) -> str:
+    """Return the columns of a file or a frame in words, or nothing."""
+    is_file = isinstance(source, str | os.PathLike) and os.path.isfile(source)
+    if is_file or hasattr(source, "columns"):
+        try:
+            next(rows(source, label=NO_COLUMN))
+        except TextError as refusal:
+            if NO_COLUMN in refusal.problem and "no columns" not in refusal.reason:
+                return refusal.reason.removeprefix("it has ")
+    return ""
 
 
 def _rows_of_name(

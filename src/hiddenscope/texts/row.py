@@ -4,11 +4,12 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import repeat, starmap
 from typing import Any, NamedTuple, TypeAlias
 
 from hiddenscope.errors import TextError
+from hiddenscope.files import printable
 
 Skipped: TypeAlias = Callable[[TextError], None]
 """A function that is given the error of every row that is left out."""
@@ -52,16 +53,18 @@ class RawRow(NamedTuple):
     group: object = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Labelled:
     """Texts with one label each, or without labels, and a name for what they are.
     Iterating gives the texts.
 
     `groups` has one value for each text: texts with the same value belong together.
-    None means that nobody said so.
+    None means that nobody said so. `header` names the columns of a file without labels.
 
     >>> from hiddenscope.texts import read
     >>> cities = read("cities-incomplete")
+    >>> cities
+    Labelled(cities-incomplete: 50 texts, 2 labels)
     >>> len(cities), next(iter(cities)) == cities.texts[0]
     (50, True)
     """
@@ -70,6 +73,15 @@ class Labelled:
     labels: tuple[Any, ...] | None
     name: str
     groups: tuple[Any, ...] | None = None
+    header: str = field(default="", compare=False)
+
+    def __repr__(self) -> str:
+        parts = [f"{len(self.texts):,} texts"]
+        for word, values in (("labels", self.labels), ("groups", self.groups)):
+            if values is not None:
+                # A label may be a list, which has no hash.
+                parts.append(f"{len(set(map(repr, values))):,} {word}")
+        return f"Labelled({printable(self.name)}: {', '.join(parts)})"
 
     def __len__(self) -> int:
         return len(self.texts)

@@ -25,6 +25,7 @@ class Dataset:
     labels: Any
     name: str
     groups: tuple[Any, ...] | None = None
+    header: str = ""
 
 
 def dataset_of(data: Any) -> Dataset:
@@ -42,9 +43,17 @@ def dataset_of(data: Any) -> Dataset:
         if isinstance(texts, range) or (len(texts) and not isinstance(texts[0], str)):
             return Dataset(reader.as_list(texts), labels, "the texts")
     labelled = data if isinstance(data, Labelled) else reader.read(data)
-    return Dataset(
-        list(labelled.texts), labelled.labels, labelled.name, labelled.groups
-    )
+    return Dataset(**vars(labelled) | {"texts": list(labelled.texts)})
+
+
+def without_labels(dataset: Dataset, problem: str) -> TextError:
+    """Return the error for texts that must have labels, with the columns they have."""
+    reason = "its texts have no labels"
+    remedy = "Give (texts, labels), or a file with a column of labels."
+    if dataset.header:
+        reason += f", and its columns are {dataset.header}"
+        remedy = 'Name the one with the labels: hs.read(path, label="...").'
+    return TextError(problem, reason, remedy)
 
 
 def texts_of(data: Any) -> Any:

@@ -83,7 +83,7 @@ def test_wrong_words_are_refused_in_a_sentence(models: list[str], texts: str) ->
         ([first, "--revision", "step1"], "Cannot make a series: it has one member"),
         ([*models, "--option", "k=3"], "No option 'k' in a series of profile"),
         ([*models, "--option", "sites=layer.9"], "No site 'layer.9'"),
-        ([*models, "--analysis", "probe"], "has no labels"),
+        ([*models, "--analysis", "probe"], "have no labels"),
     ]
     for words, message in refused:
         done = ask(*words, "--texts", texts)

@@ -411,6 +411,8 @@ def test_what_cannot_be_saved_is_refused() -> None:
     ):
         with pytest.raises(StatesError, match=reason):
             Result("any", data, {}, {})
+    with pytest.raises(StatesError, match="whole characters"):
+        Result("any", xarray.Dataset({"\ud800": ("site", [1.0])}), {}, {})
 
 
 def test_equality_sees_everything() -> None:

@@ -28,6 +28,7 @@ from hiddenscope.vectors.dataset import (
     labels_of_states,
     refuse_missing,
     texts_of_rows,
+    without_labels,
 )
 
 ReadyLabel: TypeAlias = str | float | None
@@ -154,12 +155,7 @@ def _text_dataset(data: object) -> Dataset:
     """Return texts with one label each."""
     dataset = dataset_of(data)
     if dataset.labels is None:
-        remedy = (
-            'Name their column, hs.read(path, label="..."), or give (texts, labels).'
-        )
-        raise TextError(
-            f"Cannot probe {dataset.name}", "its texts have no labels", remedy
-        )
+        raise without_labels(dataset, f"Cannot probe {dataset.name}")
     return dataset
 
 
