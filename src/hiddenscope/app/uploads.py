@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 from hiddenscope import texts
 from hiddenscope.app.schemas import (
@@ -30,7 +30,7 @@ from hiddenscope.app.schemas import (
     form_field,
 )
 from hiddenscope.errors import TextError
-from hiddenscope.files import identity, replacing
+from hiddenscope.files import identity, printable, replacing
 from hiddenscope.interface import Parameter
 from hiddenscope.texts import LABEL_NAMES, TEXT_NAMES
 from hiddenscope.workers import Header
@@ -95,10 +95,12 @@ class Uploads:
         self, file: str, content: bytes, columns: ColumnChoice
     ) -> tuple[str, Upload]:
         """Parse a file and keep its texts; return their name, which says nothing."""
+        upload_format(file)
+        label = printable(PureWindowsPath(file).name, None)
         # The rows of a file; a TextError says what is wrong with it.
         stream = io.BytesIO(content)
-        # The reader goes by the suffix, and must not open what the page calls the file.
-        stream.name = f"upload{upload_format(file)}"
+        # The reader goes by the suffix and opens nothing of that name.
+        stream.name = label
         rows: list[texts.Row] = []
         for row in texts.rows(stream, **columns.model_dump()):
             if len(rows) == MAX_ROWS or len(row.text) > MOST_CHARACTERS:
@@ -124,7 +126,7 @@ class Uploads:
             data = texts.read((row_texts, labels), group=groups)
         else:
             data = texts.read(row_texts, group=groups)
-        upload = Upload(replace(data, name=Path(file).name), columns)
+        upload = Upload(replace(data, name=label), columns)
         digest = hashlib.sha256(upload.to_json().encode()).hexdigest()
         name = f"upload:{digest[:16]}"
         try:

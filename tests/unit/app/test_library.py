@@ -122,6 +122,44 @@ def test_dictionaries_are_offered_and_lead_nowhere_outside_the_root(
     assert desk.resolve(asked)[1]["arguments"]["dictionary"] == "pca"
 
 
+def test_nothing_in_a_folder_leads_outside_the_root(tmp_path: Path) -> None:
+    """But the snapshots of a hub's cache, which link to the blobs beside them."""
+    outside, root = model(tmp_path / "outside"), tmp_path / "root"
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "1_Pooling"):
+        path = model(root / name.partition(".")[0]) / name
+        path.unlink(missing_ok=True)
+        path.symlink_to(outside / "model.safetensors")
+    # By way of another folder, which lies below the root itself.
+    (root / "way").mkdir()
+    (root / "way" / "config.json").symlink_to(outside / "config.json")
+    (model(root / "indirect") / "1_Pooling").symlink_to(root / "way")
+    adapter(root / "adapter", str(root / "config"))
+    whole = model(root / "whole")
+    (whole / "same.json").symlink_to("config.json")
+    (whole / "shared").symlink_to(root / "shared")
+    (root / "shared").mkdir()
+    snapshot = model(tmp_path / "hub" / "models--some--body" / "snapshots" / "abc")
+    blobs = snapshot.parent.parent / "blobs"
+    blobs.mkdir()
+    (snapshot / "model.safetensors").rename(blobs / "def")
+    (snapshot / "model.safetensors").symlink_to("../../blobs/def")
+    found = Library(settings_in(tmp_path, root=root))
+    assert folders(found) == ["adapter", "whole"]
+    names = {one.label: one.name for one in found.models()}
+    with pytest.raises(LoadError, match="not below the root"):
+        found.model_identity(ModelChoice(name=names["adapter"]))
+    for place in (tmp_path / "hub", snapshot.parent):
+        found = Library(settings_in(tmp_path, root=place))
+        assert [Path(label).name for label in folders(found)] == ["abc"]
+    (snapshot / "config.json").unlink()
+    (snapshot / "config.json").symlink_to(outside / "config.json")
+    assert folders(found) == []
+    (root / "sae").mkdir()
+    (root / "sae" / "cfg.json").symlink_to(outside / "config.json")
+    (root / "sae" / "sae_weights.safetensors").touch()
+    assert Library(settings_in(tmp_path, root=root)).dictionaries() == []
+
+
 def test_a_model_is_told_from_others_by_its_files_its_dtype_and_its_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,20 @@ for number in range(3):
 COLUMNS = ColumnChoice(text="review", label="sentiment", group="author")
 
 
+def test_errors_name_the_file_as_its_owner_does(tmp_path: Path) -> None:
+    uploads, columns = Uploads(tmp_path), ColumnChoice(text="text")
+    for name, said in {
+        "reviews.csv": "of reviews.csv",
+        "a/b/etc.csv": "of etc.csv",
+        "C:\\folder\\mine.csv": "of mine.csv",
+        "\x1b[31m.csv": r"of \x1b[31m.csv",
+        f"{'a' * 300}.csv": "aaa.csv",
+    }.items():
+        with pytest.raises(TextError) as caught:
+            uploads.add(name, b"text,label\na,b\nc,d,e\n", columns)
+        assert said in str(caught.value) and "Line 3" in str(caught.value)
+
+
 def test_an_upload_is_kept_on_disk_and_read_again(tmp_path: Path) -> None:
     name, upload = Uploads(tmp_path).add("a/reviews.csv", REVIEWS.encode(), COLUMNS)
     assert uploads.UPLOAD_NAME.fullmatch(name)

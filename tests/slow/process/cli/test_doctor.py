@@ -113,6 +113,7 @@ def test_a_torch_that_hangs_is_given_up(
     (check,) = diagnosis.examine_devices(seconds=2)
     assert (check.status, check.name) == ("problem", "torch")
     assert "did not answer within 2 seconds" in check.message
+    assert check.remedy.startswith("Run `hiddenscope doctor` again")
 
 
 def test_a_torch_of_the_current_folder_is_not_run(

