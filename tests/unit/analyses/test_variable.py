@@ -160,6 +160,66 @@ def test_a_dormant_pathway_is_exposed() -> None:
     assert cell["value"] > 0.6 and {"whole", "read"} <= set(cell["failed"])
 
 
+def two_signs_model() -> hs.Model:
+    """A GPT-2 that answers with two signs of its last token, which stand in the numbers
+    0 and 1 of its state.
+    """
+    module: Any = tiny_model("gpt2", layers=1)
+    embeddings = module.transformer.wte.weight
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for part in (module.transformer.h[0].attn, module.transformer.h[0].mlp):
+            part.c_proj.weight.mul_(1e-2)
+        embeddings[20:60] = torch.randn(40, WIDTH, generator=generator) / 2
+        embeddings[20:60, :2] += torch.tensor(SIGNS * 10)
+        module.lm_head.weight = torch.nn.Parameter(0 * embeddings)
+        module.lm_head.weight[11:15, :2] = torch.tensor(SIGNS)
+    return hs.load((module, None))
+
+
+SIGNS = [[3.0, 3.0], [3.0, -3.0], [-3.0, 3.0], [-3.0, -3.0]]
+
+
+def two_signs_pairs(count: int) -> list[hs.Interchange]:
+    """Pairs that differ in both signs, of which the first alone is exchanged."""
+    random = np.random.default_rng(0)
+    pairs = []
+    for k in range(count):
+        base, source = (
+            kind + 4 * int(random.integers(10)) for kind in (k % 4, 3 - k % 4)
+        )
+        filler, other = random.choice(30, 2, replace=False).tolist()
+        pair = hs.Interchange(
+            [60 + filler, 20 + base],
+            [60 + other, 20 + source],
+            11 + k % 4,
+            11 + (k + 2) % 4,
+        )
+        pairs.append(pair)
+    return pairs
+
+
+@pytest.mark.parametrize("rank", [2, 4])
+def test_what_is_hardly_read_makes_no_dormant_pathway(rank: int) -> None:
+    """The second sign is read too: it must not be moved for along what is not."""
+    model = two_signs_model()
+    result = hs.variable(model, two_signs_pairs(16), sites="layer.1", rank=rank)
+    (cell,) = result.facts["cells"]
+    assert result.facts["right"] == 1
+    assert (cell["value"], cell["failed"]) == (1.0, [])
+    assert float(result.data["read"][0, 0]) > 0.9
+
+
+@pytest.mark.parametrize("rank", [2, 4])
+def test_a_dormant_pathway_is_exposed_in_a_subspace(rank: int) -> None:
+    pairs = signed_pairs(20)
+    rows = np.eye(WIDTH)[:rank]
+    rows[0, 1], rows[1] = 1, np.eye(WIDTH)[10]
+    options: Any = {"sites": "layer.2.mlp.neurons", "subspace": rows}
+    (cell,) = hs.variable(dormant_model(), pairs, **options).facts["cells"]
+    assert cell["value"] > 0.6 and "read" in cell["failed"]
+
+
 def test_one_direction_of_exchange_needs_no_source(signed: hs.Model) -> None:
     """A push toward one answer is no variable: any source gives it."""
     pairs = [pair for pair in signed_pairs(24) if pair.value == 0]
@@ -281,6 +341,8 @@ def test_the_command_says_what_python_says(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["facts"] == expected.facts
 
 
+# The same prompts, of which something else follows.
+OTHERWISE = [replace(pair, counterfactual=pair.answer) for pair in PAIRS]
 # What is said, and the changed fields of the pairs or options of `variable`.
 REFUSED: dict[str, tuple[type[Error], dict[str, Any]]] = {
     "both prompts are the same": (TextError, {"source": (40, 6, 7)}),
@@ -301,6 +363,11 @@ REFUSED: dict[str, tuple[type[Error], dict[str, Any]]] = {
     "have token 5": (TextError, {"tokens": [5]}),
     "equal states at every site and token": (TextError, {"tokens": [0]}),
     "the subspace is 3 wide": (StatesError, {"subspace": [1.0, 0, 0]}),
+    "different answers": (TextError, {"pairs": [PAIRS[0], *OTHERWISE]}),
+    "the rank is 3, and 2 rows": (
+        StatesError,
+        {"subspace": np.eye(WIDTH)[:2], "rank": 3},
+    ),
     "depend on one another": (StatesError, {"subspace": np.zeros((2, WIDTH))}),
     "subspace must be": (ArgumentError, {"subspace": "probe"}),
     "rank must be an integer >= 1": (StatesError, {"rank": 0}),

@@ -355,6 +355,9 @@ def _given(subspace: Any, rank: int) -> tuple[Any, int]:
     if rows.ndim != 2 or not len(rows) or not rows.isfinite().all():
         reason = f"a subspace of the shape {list(rows.shape)} is no rows of numbers"
         raise StatesError(PROBLEM, reason, remedy)
+    if rank not in (1, len(rows)):
+        reason = f"the rank is {rank}, and {len(rows)} rows were given"
+        raise StatesError(PROBLEM, reason, "Leave the rank out.")
     if torch.linalg.matrix_rank(rows) < len(rows):
         reason = f"rows of the shape {list(rows.shape)} depend on one another"
         raise StatesError(PROBLEM, reason, remedy)
@@ -408,9 +411,16 @@ def _sites(
 
 
 def _encoded(model: Model, pairs: Sequence[Interchange]) -> AskedContrasts:
-    """Encode the pairs; refuse those that do not align or that are all of one group."""
+    """Encode the pairs; refuse those that do not align, that contradict one another or
+    that are all of one group.
+    """
     asked = encode_distinct(model, pairs, one_form=False)
+    seen: dict[Any, tuple[int, int]] = {}
     for number, pair in enumerate(asked.encodings):
+        answers = pair.answer, pair.other
+        if seen.setdefault((pair.inputs.ids, pair.at), answers) != answers:
+            reason = "the same base and source are given with different answers"
+            raise TextError(PROBLEM, reason, "Give one pair for each base and source.")
         base, source = pair.inputs.lengths
         if base != source:
             reason = f"in pair {number} the base has {base} tokens, the source {source}"

@@ -25,8 +25,6 @@ ANGLES = 0.15, 0.01
 MOMENTUM = 0.8
 # What the answers read are the directions with this share of the energy of gradients.
 READ = 0.9
-# A smaller part of a direction is rounding.
-ROUNDING = 1e-6
 
 
 class Place(NamedTuple):
@@ -212,5 +210,8 @@ def read_alone(
     inside = basis @ read.T
     products = inside @ inside.T
     along = difference @ read.T @ inside.T
-    moves: Tensor = along @ torch.linalg.pinv(products, rtol=ROUNDING) @ basis
+    # Of a direction that is read no more than what was left out, nothing is known: far
+    # along it, any other difference that is read would seem to be its own.
+    inverse = torch.linalg.pinv(products, atol=1 - READ, rtol=0.0, hermitian=True)
+    moves: Tensor = along @ inverse @ basis
     return moves, 1 - float(products.trace()) / len(basis)
