@@ -22,6 +22,7 @@ from labs.calibrate import (
     probe,
     profile,
     project,
+    steer,
     variable,
     visibility,
 )
@@ -45,6 +46,7 @@ STUDIES = (
     monitor.STUDY,
     features.STUDY,
     variable.STUDY,
+    steer.STUDY,
 )  # another analysis is one more line here
 INTRODUCTION = """\
 # How far intervals and tests can be trusted
