@@ -286,7 +286,7 @@ def montreal(model: hs.Model) -> hs.Result:
         model,
         prompts,
         direction,
-        answers=[" Montreal", " Toronto"],
+        answers=[" Toronto", " Montreal"],
         quality=hs.read("plain").texts[:10],
         new_tokens=8,
     )

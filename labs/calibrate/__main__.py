@@ -23,6 +23,7 @@ from labs.calibrate import (
     probe,
     profile,
     project,
+    steer,
     variable,
     visibility,
 )
@@ -47,6 +48,7 @@ STUDIES = (
     features.STUDY,
     variable.STUDY,
     circuit.STUDY,
+    steer.STUDY,
 )  # another analysis is one more line here
 INTRODUCTION = """\
 # How far intervals and tests can be trusted

@@ -30,6 +30,8 @@ class Said(NamedTuple):
     control: float
     untested: float
     serial: float
+    excluded: float
+    ends: float
 
 
 def drawn(
@@ -137,12 +139,15 @@ def trial(seed: int, draw: Draw) -> Said:
         (part,) = projected.facts["parts"]
         apart = float(bool(part["separation"]["apart_at"]))
     control = float("nan") if best["control"] is None else best["control"]
+    low = -np.inf if best["interval"] is None else best["interval"][0]
     return Said(
         float(bool(facts["above_chance_at"])),
         apart,
         control if task == "classify" else float("nan"),
         float(best["p"] is None),
         float("serial_inflation" in facts),
+        float(low > (0.0 if task == "regress" else 0.5)),
+        float(best["interval"] is not None),
     )
 
 
@@ -151,6 +156,7 @@ def sum_up(records: Sequence[Said], planted: bool) -> Mapping[str, Sequence[floa
     if planted:
         columns["found"] = columns.pop("above")
         columns["found_apart"] = columns.pop("apart")
+        del columns["excluded"]
     return columns
 
 
@@ -170,6 +176,8 @@ STUDY = Study(
     {
         "above": Claim("the probe calls a site above chance that is not", 0.0, 0.05),
         "apart": Claim("project calls classes apart that are not", 0.0, 0.05),
+        "excluded": Claim("the best site's interval excludes chance", 0.0, 0.05),
+        "ends": Claim("it has an interval"),
         "found": Claim("the probe finds what is planted"),
         "found_apart": Claim("project finds it"),
         "control": Claim("accuracy on control labels"),

@@ -43,6 +43,32 @@ def _highest(random: np.random.Generator, groups: int, size: int) -> Floats:
     return highest
 
 
+def text_trial(seed: int, groups: int, size: int, copies: int) -> dict[str, float]:
+    """Set a threshold of 5% on states of texts: single ones, copies, or paraphrases
+    that the data name.
+    """
+    random = np.random.default_rng(seed)
+    shared = random.standard_t(4, (groups, 1))
+    scores = np.repeat(shared + random.standard_t(4, (groups, size)), copies, 1)
+    texts = []
+    for group in range(groups):
+        for member in range(size):
+            texts += [f"{group} {member}"] * copies
+    count = len(texts)
+    tokens = Tokens(
+        tuple(texts), np.arange(count), [0] * count, [7] * count, ("x",) * count
+    )
+    values = torch.from_numpy(scores.reshape(1, count, 1))
+    states = States((Site(1),), values, tokens, Source("drawn"))
+    number = np.repeat(np.arange(groups), size * copies)
+    probe = hs.Probe(site="layer.1").fit([[0.0], [1.0]], [0, 1])
+    probe.coef_, probe.intercept_ = np.ones((1, 1)), np.zeros(1)
+    given = states if size == 1 else (states, hs.read(texts, group=number))
+    found = probe.threshold(given, false_positives=0.05)
+    share = float((_highest(random, FRESH_GROUPS, size) > found.value).mean())
+    return {"rate": float(share <= 0.05), "bound": float(share <= found.at_most)}
+
+
 def _drawn(random: np.random.Generator, count: int, signal: float) -> States:
     """Draw states of texts; every second has a signal at three tokens in a row."""
     lengths = random.integers(6, 20, count)
@@ -151,7 +177,8 @@ def _experiment(what: str, trial: Callable[..., Any], **options: Any) -> Experim
 STUDY = Study(
     "monitor",
     "Thresholds on scores with a heavy tail; where texts come in groups, the highest"
-    " score of each group was given.\nProbes that pool the scores of tokens, of noise"
+    " score of each group was given.\nThen on states of texts, of which some come four"
+    " times, or are paraphrases that the data name. Probes that pool the scores of tokens, of noise"
     " and of texts with a signal at three tokens, tested on as many\nother texts. States"
     " that all move alike, along directions that are as random as the control.",
     {
@@ -175,6 +202,13 @@ STUDY = Study(
         ),
         _experiment(
             "500 groups of 4, 1%", threshold_trial, groups=500, size=4, rate=0.01
+        ),
+        _experiment("100 texts, 5%", text_trial, groups=100, size=1, copies=1),
+        _experiment(
+            "100 texts, each four times, 5%", text_trial, groups=100, size=1, copies=4
+        ),
+        _experiment(
+            "100 groups of 4 paraphrases, 5%", text_trial, groups=100, size=4, copies=1
         ),
         _experiment(
             "noise, 30 texts, rolling:3",

@@ -259,11 +259,9 @@ class Probe:
             reason = "the probe is not fitted, or not to two classes"
             raise StatesError(problem, reason, "Fit it to two.")
         near = 0
-        data = None
-        if isinstance(negatives, tuple) and isinstance(negatives[0], States):
-            negatives, data = negatives
-        if isinstance(negatives, States):
-            negatives, near = self._loudest(negatives, data, problem)
+        match negatives:
+            case States() | (States(), Labelled()):
+                negatives, near = self._loudest(negatives, problem)
         scores = _labels(negatives, np.float64)
         if scores.ndim != 1 or not len(scores):
             reason = f"it takes a list of scores, not the shape {list(scores.shape)}"
@@ -290,22 +288,25 @@ class Probe:
         return self.threshold_
 
     def _loudest(
-        self, states: States, data: Labelled | None, problem: str
+        self, negatives: States | tuple[States, Labelled], problem: str
     ) -> tuple[Floats, int]:
         """Return the highest score of each group of texts, and how many texts nearly
         repeat one of another.
         """
+        groups = None
+        if isinstance(negatives, States):
+            states = negatives
+        else:
+            states, data = negatives
+            groups = data.groups
+            if states.tokens.texts not in (None, data.texts):
+                reason = f"{data.name} has other texts than the states"
+                raise StatesError(problem, reason, "Give what they were made of.")
         texts = states.tokens.contents
         trained = sum(key_number(copy_key(text)) in self.trained_ for text in texts)
         if trained:
             reason = f"{trained:,} of the {len(texts):,} texts trained the probe"
             raise StatesError(problem, reason, "Give others.")
-        groups = None
-        if data is not None:
-            groups = data.groups
-            if states.tokens.texts not in (None, data.texts):
-                reason = f"{data.name} has other texts than the states"
-                raise StatesError(problem, reason, "Give what they were made of.")
         together = belonging(texts, [""] * len(texts), groups)
         parts = torch.split(states[self.site], states.tokens.lengths.tolist())
         numbers = number_groups(together.groups)

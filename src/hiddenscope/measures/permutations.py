@@ -60,7 +60,7 @@ LAGS = 3
 # A smaller deviation, relative to the largest state, is rounding.
 ROUNDING = 1e-6
 # Standard errors above which a drift is not chance, and the inflation that matters.
-CERTAIN = 3.0
+CERTAIN = 2.0
 MATTERS = 1.5
 # Up to this many observations, all flips of signs are made.
 MOST_EXACT = 16

@@ -144,7 +144,7 @@ def test_sites_that_share_the_best_score_are_all_named() -> None:
     result = hs.probe(drawn, labels)
     best = result.facts["best"]
     assert best["accuracy"] == 1 and best["tied"] == ["layer.1", "layer.2"]
-    said = "2 sites share the best score (layer.1 and layer.2); layer.1 is the first"
+    said = "2 sites share the best score (layer.1 to layer.2); layer.1 is the first"
     assert said in result.summary()
 
 

@@ -443,7 +443,7 @@ def _report(scored: Scored, token: Pooling) -> ProbeReport:
         data=rows.name,
         token=token,
         rows=len(rows.labels),
-        **rows.facts,
+        **rows.belonging.facts | {"texts": len(set(rows.text_names))},
         serial_inflation=design.serial,
         folds=design.fold_count,
         score=scored.score,

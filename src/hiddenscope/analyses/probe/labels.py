@@ -74,12 +74,6 @@ class Rows(Vectors):
         keys = {name.partition("\0")[0] for name in self.text_names}
         return {key for key in keys if not key.startswith("[-")}
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        """Return what a report says of texts that belong together."""
-        texts, groups = len(set(self.text_names)), len(set(self.groups))
-        return self.belonging.facts | {"texts": texts, "groups": groups}
-
     def select(self, rows: Sequence[int]) -> "Rows":
         """Return some of the rows."""
         return replace(

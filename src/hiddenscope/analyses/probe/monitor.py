@@ -94,7 +94,7 @@ def tested(result: Result, report: ProbeReport, rows: Rows) -> Result:
     score, *ends = by_site[report.best.site]
     scores: dict[str, Any] = {report.score: score}
     test = TestScore(
-        **rows.facts,
+        **rows.belonging.facts | {"texts": len(set(rows.text_names))},
         data=rows.name,
         shared=rows.left_out,
         interval=ends or None,

@@ -156,7 +156,7 @@ def score_interval(
     """Return the interval of an accuracy or R².
 
     It has no ends where labels and states drift along the order of the texts: rows that
-    follow one another are no independent ones, and those of two walks excluded 0 always.
+    follow one another are not independent, and of two random walks it excluded 0.
     """
     if design.serial is not None:
         return Interval(float(estimate.score), *[float("nan")] * 4)

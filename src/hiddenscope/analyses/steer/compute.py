@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hiddenscope import progress, texts
+from hiddenscope import texts
 from hiddenscope.analyses.steer.continuations import (
     cannot_generate,
     check_new_tokens,
@@ -53,7 +53,7 @@ from hiddenscope.results.drawing import labels
 from hiddenscope.results.report import ABSENT
 from hiddenscope.sites import Site
 from hiddenscope.states import Pair, States
-from hiddenscope.states.arrays import Floats
+from hiddenscope.states.arrays import Floats, Ints
 from hiddenscope.texts import Belonging, belonging, number_groups
 from hiddenscope.vectors.dataset import strings_of
 
@@ -136,17 +136,16 @@ def steer_prompts(
     states = model.capture(prompt_inputs, steered.sites)
     on_prompts = sweep.measure("Steering the prompts", answer_reads, states)
     words = model.text_encoder.strings
-    # The perplexity takes many times as long.
-    _note_first_look(sweep, on_prompts, words(answer_ids))
     # Passes are resumed at whole layers, and not inside a block.
     whole = [site for site in steered.sites if not site.part]
     text_states = model.capture(text_reads.inputs, whole) if whole else None
     on_quality = sweep.measure("Measuring the perplexity", text_reads, text_states)
     prompt_strings = prompt_inputs.texts or map(" ".join, map(words, prompt_inputs.ids))
     together = _belonging(prompts, prompt_inputs)
-    changes = quality_changes(on_quality, _belonging(quality, text_reads.inputs))
+    of_quality = _belonging(quality, text_reads.inputs).groups
+    costs = perplexities(on_quality, number_groups(of_quality))
     data = to_dataset(
-        _columns(sweep, on_prompts, on_quality, changes, states),
+        _columns(sweep, on_prompts, costs, states),
         {
             "site": site_names(steered.sites),
             "strength": np.array(multiples),
@@ -268,49 +267,46 @@ def _belonging(texts: Any, inputs: Inputs) -> Belonging:
     return belonging(strings_of(inputs), targets, getattr(texts, "groups", None))
 
 
-def quality_changes(measured: Measured, together: Belonging) -> Floats:
-    """Return the change of the perplexity and the ends of its interval, `[3, site,
-    strength]`, as shares; without eight groups of texts, or a finite loss, the ends are
-    NaN.
+def perplexities(measured: Measured, groups: Ints) -> dict[str, Floats]:
+    """Return the perplexity over all tokens, before and by site and strength, and its
+    change as a share with the ends of its interval.
 
-    The mean loss of a token is a ratio of sums over texts. Its intervals hold for all
-    settings together, so that they allow for a choice among them.
+    The mean loss of a token is a ratio of sums over texts. Intervals hold for all
+    settings together, so that they allow for a choice among them. Without eight groups
+    of texts they are NaN.
     """
-    before = np.array([text.sum() for text in measured.before])
-    after = np.array([[_sums(texts) for texts in row] for row in measured.after])
     tokens = np.array([len(text) for text in measured.before])
-    rises = (before - after).reshape(-1, len(tokens)).T
-    change, reach = rises.sum(0) / tokens.sum(), np.full(rises.shape[1], np.nan)
-    finite = np.isfinite(rises).all(0)
-    groups = number_groups(together.groups)
-    reached = reach_of_all(rises[:, finite], groups, tokens[:, None])
-    if reached is not None:
-        reach[finite] = reached
+    before = _losses(measured.before)
+    after = np.array([list(map(_losses, row)) for row in measured.after])
+    shape = after.shape[:2]
     with np.errstate(over="ignore"):
-        ends = np.expm1([change, change - reach, change + reach])
-    return ends.reshape(3, *after.shape[:2])
+        mean_before, means = (np.exp(a.sum(-1) / tokens.sum()) for a in (before, after))
+        ratio = means / mean_before
+        rises = (after - before).reshape(-1, len(tokens)).T
+        reach = reach_of_all(rises, groups, tokens[:, None])
+        reach = np.full(shape, np.nan) if reach is None else reach.reshape(shape)
+        return {
+            "perplexity_before": mean_before,
+            "perplexity": means,
+            "perplexity_change": ratio - 1,
+            "perplexity_change_low": ratio * np.exp(-reach) - 1,
+            "perplexity_change_high": ratio * np.exp(reach) - 1,
+        }
 
 
-def _sums(texts: LogProbs) -> list[float]:
-    return [float(text.sum()) for text in texts]
+def _losses(texts: LogProbs) -> Floats:
+    return np.array([-text.sum() for text in texts])
 
 
 def _columns(
-    sweep: Sweep,
-    on_prompts: Measured,
-    on_quality: Measured,
-    changes: Floats,
-    states: States | Pair,
+    sweep: Sweep, on_prompts: Measured, costs: dict[str, Floats], states: States | Pair
 ) -> Variables:
     """Return probabilities, log-odds and perplexities by site and strength.
 
-    `changes` are those of the perplexity, with their ends; `states` are those of the
-    prompts, beside which the direction is large or small.
+    `costs` are the perplexities. `states` are those of the prompts, beside which the
+    direction is large or small.
     """
     settings, cells = ("site", "strength"), ("text", "answer")
-    perplexities = [[_perplexity(texts) for texts in row] for row in on_quality.after]
-    perplexity = np.array(perplexities)
-    perplexity_before = np.array(_perplexity(on_quality.before))
     sizes = []
     for site in sweep.steered.sites:
         norms = states[site].double().norm(dim=-1)
@@ -320,15 +316,11 @@ def _columns(
     columns = {
         "probability": (settings + cells, np.exp(on_prompts.answers_after)),
         "log_odds": (settings + cells, _log_odds(on_prompts.answers_after)),
-        "perplexity": (settings, perplexity),
-        "perplexity_change": (settings, changes[0]),
-        "perplexity_change_low": (settings, changes[1]),
-        "perplexity_change_high": (settings, changes[2]),
         "probability_before": (cells, np.exp(on_prompts.answers_before)),
         "log_odds_before": (cells, _log_odds(on_prompts.answers_before)),
-        "perplexity_before": ((), perplexity_before),
         "size": (("site",), np.array(sizes)),
     }
+    columns |= {name: (settings[: cost.ndim], cost) for name, cost in costs.items()}
     return {
         name: (dims, values, _attributes(name))
         for name, (dims, values) in columns.items()
@@ -348,34 +340,6 @@ def _log_odds(logs: Floats) -> Floats:
     # Near p = 1, 1 - p is no smaller than float64 can tell.
     smallest = np.finfo(np.float64).eps
     return logs - np.log(np.maximum(-np.expm1(logs), smallest))
-
-
-def _perplexity(texts: LogProbs) -> float:
-    """Return the perplexity over all tokens of all texts."""
-    logs = np.concatenate([text[:, 0] for text in texts])
-    with np.errstate(over="ignore"):
-        return float(np.exp(-logs.mean()))
-
-
-def _note_first_look(sweep: Sweep, measured: Measured, answers: Sequence[str]) -> None:
-    """Note the lowest and the highest probability of each answer, at any cost.
-
-    Probabilities are averaged over the prompts.
-    """
-    before = np.exp(measured.answers_before).mean(0)
-    after = np.exp(measured.answers_after).mean(2)
-    for place, answer in enumerate(answers):
-        extremes = []
-        for name, find in (("lowest", np.argmin), ("highest", np.argmax)):
-            site, strength = np.unravel_index(find(after[..., place]), after.shape[:2])
-            where = str(sweep.steered.sites[site])
-            if sweep.how == "add":
-                where += f", strength {sweep.strengths[strength]:g}"
-            extremes.append(f"{name} {after[site, strength, place]:.2g} at {where}")
-        progress.note(
-            f"{answer!r}: probability {before[place]:.2g} before;"
-            f" {'; '.join(extremes)}. The perplexity follows."
-        )
 
 
 def strongest_setting(
