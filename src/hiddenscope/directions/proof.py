@@ -18,7 +18,7 @@ their numbers shuffled, as no dictionary of another model does.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -62,6 +62,8 @@ LEVEL = 0.95
 FEWER, MORE, MANY_MORE = 0.8, 0.85, 0.57
 TOO_SMALL = 1.08
 THRESHOLDS = (0.4, 2.5)
+# Kinds of neighbours at the same site.
+OWN = ("input", "size")
 # A dictionary must leave this share of what it leaves of shuffled states.
 OF_SHUFFLED = 0.9
 SHUFFLES = 4
@@ -129,9 +131,8 @@ class Proof:
         lines = [f"as stated: {_described(self.stated)}"]
         lines += [f"{way.name}: {_described(way)}" for way in self.neighbours]
         if self.best:
-            lines.append(
-                f"{self.best}, {1 / self.worse:.0%} of that is left, with as many"
-            )
+            share = f"{1 / self.worse:.0%} of that is left"
+            lines.append(f"{self.best}, {share}, with as many features")
         lines.append(f"shuffled states: {self.shuffled:.1%} unexplained")
         lines.append(f"with first tokens: {self.first_tokens:.1%} unexplained")
         return "\n".join(lines)
@@ -285,39 +286,12 @@ def prove(
         trials.run("", members, shuffle=seed).unexplained for seed in range(SHUFFLES)
     )
     most = min(1.0, OF_SHUFFLED * shuffled)
-    neighbours = []
-    # What leaves less, by how much it leaves; and other activations that fit better.
-    less: dict[float, Convention] = {}
-    others = []
-    best_name, worse = "", 1.0
     scale = math.sqrt(dictionary.width) / medians[dictionary.reads]
     encodings = _other_encodings(dictionary, stated, scale)
-    for near in (*elsewhere, *_other_bias(trials, members), *encodings):
-        changed = [near.change(member) for member in members]
-        way = trials.run(near.name, changed)
-        neighbours.append(way)
-        if way.unexplained >= most:
-            continue
-        if near.kind in ("site", "bias"):
-            if _less(way, stated, LESS[near.kind]):
-                fair = trials.run("", changed, most=stated.counts)
-                less[fair.unexplained] = way
-            continue
-        # More features leave less, in sound dictionaries too.
-        fewer = np.minimum(stated.counts, way.counts).tolist()
-        fair = trials.run("", changed, most=fewer)
-        alike = trials.run("", members, most=fewer)
-        if alike.unexplained > worse * fair.unexplained:
-            best_name, worse = near.name, alike.unexplained / fair.unexplained
-        if near.kind in OTHER_SIZES:
-            if OTHER_SIZES[near.kind](way, stated):
-                others.append(way)
-        elif _less(fair, alike, LESS["input"]):
-            less[fair.unexplained] = way
-    _, best = min(less.items(), default=(0.0, None))
-    # If what fits best still decodes too much, too many features act.
-    if best is None or best.slope < LEAST_SLOPE:
-        best = min(others, key=lambda way: abs(1 - way.slope), default=best)
+    near_by = (*elsewhere, *_other_bias(trials, members), *encodings)
+    neighbours, best, (best_name, worse) = _compare(
+        trials, members, near_by, stated, most
+    )
     if best is not None:
         raise StatesError(
             problem,
@@ -337,6 +311,58 @@ def prove(
     everything = Trials(states, np.ones_like(rows)).run("", members)
     left = everything.unexplained
     return Proof(stated, tuple(neighbours), shuffled, left, best_name, worse)
+
+
+def _compare(
+    trials: Trials,
+    members: Sequence["Dictionary"],
+    near_by: Iterable[Neighbour],
+    stated: Convention,
+    most: float,
+) -> tuple[list[Convention], Convention | None, tuple[str, float]]:
+    """Return how neighbours did, the one that is meant instead, if any, and the best of
+    the same site with how many times as much is left as stated.
+
+    A neighbour that leaves `most` or more is none.
+    """
+    neighbours = []
+    # What leaves less, by how much it leaves; and other activations that fit better.
+    less: dict[float, Convention] = {}
+    others, sizes = [], []
+    best_name, worse = "", 1.0
+    for near in near_by:
+        changed = [near.change(member) for member in members]
+        way = trials.run(near.name, changed)
+        neighbours.append(way)
+        if way.unexplained >= most:
+            continue
+        if near.kind == "activation":
+            if _better_slope(way, stated):
+                others.append(way)
+            continue
+        if way.unexplained >= stated.unexplained and way.active >= stated.active:
+            continue
+        # More features leave less, in sound dictionaries too.
+        fewer = np.minimum(stated.counts, way.counts).tolist()
+        fair = trials.run("", changed, most=fewer)
+        alike = trials.run("", members, most=fewer)
+        if near.kind in OWN and alike.unexplained > worse * fair.unexplained:
+            best_name = near.name
+            worse = alike.unexplained / max(fair.unexplained, TINY)
+        if near.kind == "size":
+            if _better_size(way, stated):
+                sizes.append(way)
+        elif _less(fair, alike, LESS[near.kind]):
+            less[fair.unexplained / alike.unexplained] = way
+    _, best = min(less.items(), default=(0.0, None))
+    # If what fits best still decodes too much, too many features act.
+    if best is None or best.slope < LEAST_SLOPE:
+        best = min(others, key=lambda way: abs(1 - way.slope), default=best)
+    # Where far too few act, whatever makes more of them act looks better.
+    for way in sizes:
+        if best is None or way.unexplained < LESS["input"] * best.unexplained:
+            best = way
+    return neighbours, best, (best_name, worse)
 
 
 def _described(way: Convention) -> str:
@@ -503,9 +529,6 @@ def _better_size(way: Convention, stated: Convention) -> bool:
         return is_nearer and _less(way, stated, FEWER)
     too_little = is_nearer and stated.slope > TOO_SMALL
     return _less(way, stated, MORE if too_little else MANY_MORE)
-
-
-OTHER_SIZES = {"activation": _better_slope, "size": _better_size}
 
 
 def _less(way: Convention, stated: Convention, share: float) -> bool:

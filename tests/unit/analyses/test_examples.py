@@ -4,6 +4,7 @@ kinds of tokens are found, and noise claims nothing.
 
 import math
 import re
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -464,3 +465,62 @@ def test_a_feature_as_a_direction_is_named_so_and_k_is_bounded() -> None:
     result = hs.examples(drawn(), dictionary()[3], k=10**6)
     assert result.data["direction"].values.tolist() == ["feature 3 as a direction"]
     assert result.data.sizes["example"] < 10**4
+
+
+def test_copies_of_a_context_are_shown_once() -> None:
+    states = drawn(texts=20)
+    rows = states.values.view(20, 12, WIDTH)
+    rows[3:12] = rows[3]
+    ids = states.tokens.ids.reshape(20, 12).copy()
+    ids[3:12] = ids[3]
+    states = replace(states, tokens=replace(states.tokens, ids=ids.ravel()))
+    direction = torch.zeros(WIDTH)
+    direction[0] = 1
+    result = hs.examples(states, hs.Direction.of(direction, sites="layer.1"), k=10)
+    kinds = result.data["kind"].to_numpy() == "strongest"
+    numbers = result.data["number"].to_numpy()[0, kinds]
+    windows = result.data["window"].to_numpy()[0, kinds]
+    assert len(numbers) == 10 == len(set(map(tuple, windows)))
+    (record,) = result.facts["listed"]
+    ranked = (-states.values[0, :, 0]).argsort(stable=True).tolist()
+    ranked = [row for row in ranked if row % 12]
+    last = ranked.index(numbers[-1])
+    assert record["copies"] == last - 9 > 0
+    assert f"{record['copies']} tokens among its strongest left out" in result.summary()
+    # Of copies the first is shown, and everything else in its order.
+    assert all(row // 12 == 3 or not 3 <= row // 12 < 12 for row in numbers)
+
+
+class Watched(Cut):
+    """States that say how many of their blocks are held at once."""
+
+    most = 0
+
+    def blocks(self, site: str | Site) -> Iterator[Tensor]:
+        held: weakref.WeakSet[Tensor] = weakref.WeakSet()
+        for block in super().blocks(site):
+            held.add(fresh := block.clone())
+            yield fresh
+            del fresh
+            self.most = max(self.most, len(held))
+
+
+def test_no_more_than_some_blocks_are_held() -> None:
+    corpus = Watched(drawn(texts=400), 50)
+    direction = hs.Direction.of(torch.arange(1.0, WIDTH + 1), sites="layer.1")
+    hs.examples(corpus, direction, k=3)
+    # The first 4,096 states tell what is massive.
+    assert corpus.most < 90
+
+
+@pytest.mark.parametrize("spoil", ["heat", "number", "position", "window"])
+def test_a_result_without_its_data_is_refused_in_a_sentence(
+    tmp_path: Path, spoil: str
+) -> None:
+    direction = hs.Direction.of(torch.ones(WIDTH), sites="layer.1")
+    result = hs.examples(drawn(), direction, k=3)
+    spoilt = replace(result, data=result.data.drop_vars(spoil))
+    spoilt.save(tmp_path / "spoilt.nc")
+    with pytest.raises(Error, match="do not go together|damaged") as caught:
+        hs.Result.load(tmp_path / "spoilt.nc").summary()
+    assert "\n" not in str(caught.value)

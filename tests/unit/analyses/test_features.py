@@ -284,6 +284,60 @@ def test_labels_are_told_apart_where_they_are_planted() -> None:
     assert all(score["low"] < 0.5 < score["high"] for score in found.values())
 
 
+def test_the_feature_that_tells_labels_apart_is_named() -> None:
+    states, labels = planted(np.random.default_rng(0))
+    turned = torch.eye(16)
+    turned[3] *= -1
+    for basis, larger in ((torch.eye(16), max(labels)), (turned, min(labels))):
+        dictionary = hs.Dictionary.of(basis, SITE)
+        result = hs.features(states, dictionary=dictionary, data=labels)
+        said = f"number 3 tells the labels apart, larger for “{larger}”: it was"
+        assert said in result.summary()
+    noise, labels = planted(np.random.default_rng(1), strength=0.0)
+    result = hs.features(noise, dictionary=dictionary, data=labels)
+    assert "is not shown to tell the labels apart" in result.summary()
+
+
+@pytest.fixture
+def saved(model: hs.Model, texts: list[list[int]], tmp_path: Path) -> Path:
+    """A dictionary in a file, which knows all that its states say."""
+    rows = later(model.capture(texts, SITE))
+    basis = torch.linalg.svd(rows - rows.mean(0)).Vh
+    both = hs.Dictionary.of(torch.cat([basis, -basis]), SITE)
+    encoding = Encoding("relu", centred=True)
+    replace(both, bias=rows.mean(0), encoding=encoding).save(tmp_path)
+    return tmp_path
+
+
+def test_a_dictionary_from_a_file_is_proved_where_it_is_used(
+    model: hs.Model, texts: list[list[int]], saved: Path
+) -> None:
+    believed = hs.Dictionary.read(saved)
+    proved = hs.features(model, texts, believed)
+    assert proved.facts["proved"] == pytest.approx(0, abs=1e-6)
+    elsewhere = replace(believed, reads="layer.1", writes="layer.1")
+    for analysis in (hs.features, hs.examples):
+        ask = (texts, elsewhere) if analysis is hs.features else (elsewhere, texts)
+        with pytest.raises(StatesError, match=r"; at layer\.2, 0\.0% of the variance"):
+            analysis(model, *ask)
+
+
+def test_what_was_not_proved_is_said_first(
+    model: hs.Model, texts: list[list[int]], saved: Path
+) -> None:
+    believed = hs.Dictionary.read(saved)
+    states = model.capture(texts, SITE)
+    told = (
+        hs.features(model, texts[:4], believed),
+        hs.features(states, dictionary=believed),
+        hs.examples(states, believed, features=[0]),
+    )
+    for result in told:
+        assert result.facts["believed"]
+        assert "Nothing was proved of this dictionary" in result.summary()
+    assert told[0].summary().index("Nothing") < told[0].summary().index("Of 128")
+
+
 def test_the_area_is_that_of_scikit_learn() -> None:
     generator = np.random.default_rng(0)
     values = generator.integers(0, 4, (30, 3)).astype(float)

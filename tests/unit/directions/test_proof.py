@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,6 +51,61 @@ def test_a_fault_is_refused_and_what_fits_is_named(
     for fault in faults(trained(kind)).values():
         with pytest.raises((FileError, StatesError), match=fault.named):
             prove([fault.plant(trained(kind))], model, sequences(40, 2))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "named"),
+    [
+        ("topk", {"k": 4}, "with k=8"),
+        ("batchtopk", {"times": 2.5}, "with thresholds 0.4 times as high"),
+        ("jumprelu", {"times": 2.5}, "with thresholds 0.4 times as high"),
+        ("jumprelu", {"centred": True}, "bias not subtracted"),
+        ("jumprelu", {"centred": False}, "bias subtracted"),
+    ],
+)
+def test_another_size_or_input_is_refused_and_named(
+    model: Model,
+    trained: Callable[[Kind], Dictionary],
+    kind: Kind,
+    fields: dict[str, Any],
+    named: str,
+) -> None:
+    sound = trained(kind)
+    if "times" in fields:
+        assert sound.encoding.threshold is not None
+        fields = {"threshold": sound.encoding.threshold * fields["times"]}
+    elif fields.get("centred"):
+        # The same, with the bias subtracted by the encoder's own.
+        assert sound.encoder is not None
+        bias = sound.encoder_bias - sound.bias @ sound.encoder
+        sound = replace(sound, encoder_bias=bias)
+    faulty = replace(sound, encoding=replace(sound.encoding, **fields))
+    with pytest.raises(StatesError, match=f"; {named}|; with the decoder's {named}"):
+        prove([faulty], model, sequences(40, 2))
+
+
+@pytest.mark.parametrize("kind", ["topk", "batchtopk"])
+def test_what_was_trained_badly_is_accepted_and_said(model: Model, kind: Kind) -> None:
+    states = model.capture(sequences(200, 1), "layer.2")
+    rows = states["layer.2"][torch.from_numpy(states.tokens.positions > 0)]
+    proof = prove([train(rows, kind, 96, steps=25)], model, sequences(40, 2))
+    assert proof.stated.unexplained > 0.4
+    few = prove([train(rows[:150], kind, 96, steps=150)], model, sequences(40, 2))
+    assert few.stated.slope < 0.9
+    assert proof.worse >= 1
+    assert (proof.best in str(proof)) == (proof.worse > 1)
+
+
+def test_it_is_said_how_much_less_the_best_reading_leaves(
+    model: Model, trained: Callable[[Kind], Dictionary]
+) -> None:
+    sound = trained("batchtopk")
+    assert sound.encoding.threshold is not None
+    encoding = replace(sound.encoding, threshold=sound.encoding.threshold * 1.3)
+    proof = prove([replace(sound, encoding=encoding)], model, sequences(40, 2))
+    assert proof.worse > 1.05
+    share = f"{1 / proof.worse:.0%} of that is left, with as many features"
+    assert f"{proof.best}, {share}" in str(proof)
 
 
 @pytest.mark.parametrize("fault", misplaced().values())

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,15 @@ import torch
 import hiddenscope as hs
 from hiddenscope.directions.encoding import Encoding
 from hiddenscope.directions.proof import scaled
-from hiddenscope.errors import ArgumentError, Error, NotFinite, SiteError, StatesError
+from hiddenscope.errors import (
+    ArgumentError,
+    Error,
+    FileError,
+    NotFinite,
+    SiteError,
+    StatesError,
+)
+from hiddenscope.linear.probe import Probe
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 
 FILES = Path(__file__).parent / "files"
@@ -188,3 +197,24 @@ def test_rows_that_stand_for_whole_texts_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(StatesError, match="each row stands for a whole text"):
             ask()
+
+
+def test_what_a_file_says_of_itself_is_printed_safely(tmp_path: Path) -> None:
+    direction = hs.Direction.of([0.0, 1.0], sites="layer.2")
+    hostile = replace(direction, facts={"origin": "\x1b[31mred", "feature": "\x07"})
+    hostile.save(tmp_path / "d.gguf")
+    again = hs.Direction.load(tmp_path / "d.gguf")
+    for shown in (repr(again), again.title):
+        assert "\\x1b[31mred" in shown
+        assert shown.isprintable()
+
+
+@pytest.mark.parametrize("site", [[[]], 7, {"a": 1}, None])
+def test_a_probe_whose_site_is_no_name(tmp_path: Path, site: Any) -> None:
+    probe = Probe(site="layer.2").fit([[0.0], [1.0]], [0, 1])
+    probe.site = site
+    probe.save(tmp_path / "probe.safetensors")
+    with pytest.raises(FileError, match="its site is no name"):
+        Probe.load(tmp_path / "probe.safetensors")
+    probe.site = "\x1b[31mlayer.2"
+    assert repr(probe).isprintable()
