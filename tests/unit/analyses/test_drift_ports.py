@@ -840,3 +840,56 @@ def test_a_block_that_makes_several_layers_is_judged_by_the_call_of_each() -> No
     facts = facts_of(candidate, model, pairing=names)
     assert facts["first_site"] == "layer.2"
     assert "block_input" not in hints_of(facts), facts["hints"]
+
+
+class Inline(nn.Module):
+    """The port with blocks that are dictionaries of parts, run inline."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.embed, self.norm, self.head = inner.embed, inner.norm, inner.head
+        names = ("norm1", "attention", "norm2", "gate", "up", "down")
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict({name: getattr(block, name) for name in names})
+            for block in inner.blocks
+        )
+
+    def forward(self, ids: Tensor) -> Any:
+        x = self.embed(ids)
+        for part in self.blocks:
+            x = x + part["attention"](part["norm1"](x))
+            y = part["norm2"](x)
+            x = x + part["down"](functional.silu(part["gate"](y)) * part["up"](y))
+        return self.head(self.norm(x))
+
+
+@pytest.mark.parametrize("block", [0, 1, 2])
+@pytest.mark.parametrize("mistake", ["", "repeat", "eps", "interleaved"])
+def test_blocks_that_are_run_inline_are_paired_by_what_enters_them(
+    mistake: str, block: int
+) -> None:
+    candidate = Inline(PLAIN.PlainLlama(llama().module, mistake, block=block).eval())
+    facts = facts_of(candidate)
+    assert facts["pairing"]["by"] == "blocks run inline" and facts["sites"] == 6
+    first = f"layer.{block + 1}" if mistake else None
+    assert facts["first_site"] == first
+    said = [note for note in facts["notes"] if "run inline" in note]
+    assert [f"`blocks.{block}`" in note for note in said] == [True] * bool(mistake)
+
+
+@pytest.mark.parametrize("place", [1, 2, 3])
+def test_an_extra_tensor_in_place_of_final_is_not_paired_by_order(place: int) -> None:
+    model = llama().module
+
+    def with_extra(module: Any, ids: Tensor) -> list[Tensor]:
+        *layers, _ = every_state(module, ids)
+        normed = functional.layer_norm(layers[place - 1], (64,))
+        return [*layers[:place], normed, *layers[place:]]
+
+    facts = facts_of(lambda ids: with_extra(model, ids))
+    assert not facts["drifted"] and facts["sites"] == 4, facts["first_site"]
+    assert any("left out" in note for note in facts["notes"])
+    broken = copy.deepcopy(model)
+    broken.model.layers[1].mlp.down_proj.weight.data.mul_(1.1)
+    facts = facts_of(lambda ids: with_extra(broken, ids))
+    assert facts["first_site"] == "layer.2"

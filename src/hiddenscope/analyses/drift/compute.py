@@ -280,6 +280,12 @@ def _compare_program(
             in_full = replace(options, low_memory=False)
             comparison = _compare_by_parts(model, sides, inputs, facts, in_full)
     comparison.errors.notes += pairs.notes
+    block = pairs.inline.get(next(iter(comparison.errors.drifting), ""))
+    if block is not None:
+        comparison.errors.notes.append(
+            f"The fault is in `{block}`, or in how its parts are called: they are run"
+            " inline, so that no block can be run alone to find the part."
+        )
     return comparison
 
 

@@ -47,6 +47,8 @@ CLEARLY_BETTER = 0.1
 # Numbers are off by one if a shift brings nearly all tensors this many times nearer to
 # the reference, and none farther from it.
 NEARER, NEARLY_ALL = 4.0, 0.75
+# Embeddings that differ by less, as a share of channels, are the same.
+SAME = 0.05
 GIVE_TABLE = "Give a table: {'layer.3': 'blocks.2'}."
 _NUMBERED = re.compile(
     r"(?:output )?(?:(encoder|decoder)[._])?(layer\.|hidden_states\[)(\d+)\]?"
@@ -72,11 +74,15 @@ Values = dict[str, Value]
 
 @dataclass
 class Pairs:
-    """The values paired with sites, by what they were paired, and notes on that."""
+    """The values paired with sites, by what they were paired, and notes on that.
+
+    `inline` are blocks that are never called themselves, by the site that each makes.
+    """
 
     by: str
     values: Values = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    inline: dict[str, str] = field(default_factory=dict)
 
     def facts(self, reference: LiveModel) -> Pairing:
         """Return the pairs; a table {site: candidate} of them can be given back."""
@@ -203,7 +209,7 @@ class _Matcher:
             return pairs
         pairs = None
         if module is not None:
-            pairs = self._by_blocks(module)
+            pairs = self._by_blocks(module) or self._by_inline_blocks(module)
         if pairs is None:
             pairs = self._by_names()
         if pairs is None:
@@ -377,8 +383,32 @@ class _Matcher:
             if len(sites) == len(values) and set(sites) <= set(self.sites):
                 pairs = Pairs("order")
                 self._add_numbered(pairs, values, sites, self._layers(stack), shifts)
+                if shifts and pairs.by == "order":
+                    self._leave_out_extra(pairs, sites)
                 return pairs
         return None
+
+    def _leave_out_extra(self, pairs: Pairs, sites: Sequence[str]) -> None:
+        """Leave a tensor out of the order where those after it then fit clearly better:
+        one that is no state, in a program that gives no final.
+        """
+        values = list(pairs.values.values())
+        in_order = [self._distance(*pair) for pair in pairs.values.items()]
+        best = sum(in_order)
+        for place, extra in enumerate(values[:-1]):
+            moved = dict(zip(sites[place:], values[place + 1 :], strict=False))
+            distances = [self._distance(*pair) for pair in moved.items()]
+            changes = list(zip(distances, in_order[place + 1 :], strict=True))
+            nearer = any(after * NEARER < before for after, before in changes)
+            farther = any(after > before for after, before in changes)
+            total = sum(in_order[:place]) + sum(distances)
+            if nearer and not farther and total < best:
+                best = total
+                pairs.values = dict(zip(sites, values[:place], strict=False)) | moved
+                pairs.notes = [
+                    f"The candidate's `{extra.name}` is no state of the reference, by"
+                    " those after it, and was left out."
+                ]
 
     def _by_correlation(self) -> Pairs | None:
         """Find the pairs with the largest sum of correlations.
@@ -467,6 +497,42 @@ class _Matcher:
             groups = [other for other in groups if not set(other) & taken]
             pairs.values |= choices[best]
         return pairs
+
+    def _by_inline_blocks(self, module: nn.Module) -> Pairs | None:
+        """Pair by blocks whose parts the program calls itself, such as a ModuleDict's.
+
+        What enters the first part of each is the state before it, unless the program
+        norms it first: then the embeddings do not agree.
+        """
+        stack = self.stacks[-1]
+        entering = [value for value in self.fitting if value.path("input")]
+        for path, part in module.named_modules():
+            blocks = [f"{path}.{name}." for name in part._modules]
+            if not isinstance(part, nn.ModuleList) or len(blocks) != stack.depth:
+                continue
+            inside = [
+                [value for value in entering if str(value.path("input")).startswith(at)]
+                for at in blocks
+            ]
+            if len(self.stacks) > 1 or not all(inside):
+                continue
+            after = entering[entering.index(inside[-1][-1]) + 1 :]
+            states = [calls[0] for calls in inside] + after[:1]
+            if self._distance("layer.0", states[0]) > SAME:
+                continue
+            pairs = Pairs("blocks run inline")
+            for layer, state in enumerate(states):
+                pairs.values[f"layer.{layer}"] = state
+            for layer, block in enumerate(blocks, 1):
+                pairs.inline[f"layer.{layer}"] = block[:-1]
+            # What comes out of the module that reads the last state.
+            for value in self.fitting:
+                if after and value.path("output") == after[0].path("input"):
+                    self._add(pairs.values, "final", value)
+            for value in reversed(self.values):
+                self._add(pairs.values, LOGITS, value)
+            return pairs
+        return None
 
     def _of_blocks(self, blocks: Sequence[str], prefix: str) -> Values:
         """Pair blocks in the order of their calls.
