@@ -17,9 +17,10 @@ from typer.testing import CliRunner
 
 import hiddenscope as hs
 from hiddenscope import progress
-from hiddenscope.analyses.embed.compute import Adjustment, mean_cosine
+from hiddenscope.analyses.embed.compute import Adjustment
 from hiddenscope.cli import main as cli
 from hiddenscope.errors import ArgumentError, Damaged, FileError, StatesError, TextError
+from hiddenscope.measures.neighbours import mean_cosine
 
 Tiny = Callable[..., hs.Model]
 TEXTS = [

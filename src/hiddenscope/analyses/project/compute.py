@@ -404,6 +404,7 @@ def _part_report(part: Part, panels: Sequence[Panel]) -> ProjectPart:
         labels_predicted=points.predicted,
         all_equal_at=[str(site) for site, panel in pairs if panel.picture is None]
         or None,
+        pooled=points.pooled,
         separation=_separation(part),
         picture=None if picture == PictureTrust() else picture,
         **tested,

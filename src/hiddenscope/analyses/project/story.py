@@ -9,13 +9,14 @@ import numpy as np
 from hiddenscope.results import Aside, Explanation, Report, Result, Section, frozen
 from hiddenscope.results.drawing import labels
 from hiddenscope.results.pictures import Lines, Panels, Series, shown_first
-from hiddenscope.results.report import Extremes, Grouped
+from hiddenscope.results.report import Extremes, Grouped, Pooled
 from hiddenscope.results.sentences import (
     counted,
     independence,
     model_name,
     plural,
     quote,
+    ruled,
     shortened,
     site_list,
     standing,
@@ -158,6 +159,7 @@ class ProjectPart(Grouped, PlottedPart):
     # None where labels cannot be permuted, 0 where there are not two classes to test.
     smallest_p: float | None = 0.0
     all_equal_at: list[str] | None = None
+    pooled: Pooled | None = None
     separation: Separation | None = None
     picture: PictureTrust | None = None
 
@@ -569,6 +571,7 @@ def _findings(report: ProjectReport, result: Result) -> Iterator[str]:
             )
         if part.all_equal_at:
             yield f"All states{of} are equal at {site_list(part.all_equal_at)}."
+        yield from ruled(part.pooled, of)
         if part.separation:
             yield _verdict(of, part.separation)
             yield independence(part, of)
