@@ -5,9 +5,7 @@ nothing apart. Pairs of rows that belong together are nearer than chance, so cha
 told by the pairs that are farthest: a normal distribution through two quantiles.
 """
 
-from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Self
 
 import numpy as np
 import torch
@@ -28,32 +26,25 @@ def drawn(count: int) -> Ints:
     return np.sort(generator.choice(count, min(count, MOST), replace=False))
 
 
-@dataclass(frozen=True, eq=False)
-class Chance:
-    """The distribution of the cosines of rows that do not belong together."""
+def explained_by_chance(
+    rows: Tensor, queries: Tensor, nearest: Tensor, count: int
+) -> Tensor | None:
+    """Tell of each query if chance finds one of `count` rows as near as its nearest.
 
-    mean: Tensor
-    centre: float
-    deviation: float
-
-    @classmethod
-    def of(cls, rows: Tensor) -> Self | None:
-        """Look at all pairs of some rows; None where there are too few."""
-        if len(rows) < LEAST:
-            return None
-        mean = rows.double().mean(0)
-        unit = _unit(rows - mean)
-        pairs = torch.triu_indices(len(rows), len(rows), 1)
-        low, quarter = np.quantile((unit @ unit.T)[*pairs].numpy(), QUANTILES)
-        far, near = map(NormalDist().inv_cdf, QUANTILES)
-        deviation = float(quarter - low) / (near - far)
-        return cls(mean, float(quarter) - near * deviation, deviation)
-
-    def explains(self, rows: Tensor, nearest: Tensor, count: int) -> Tensor:
-        """Tell of each row if chance finds one of `count` that is as near as this."""
-        cosines = (_unit(rows - self.mean) * _unit(nearest - self.mean)).sum(1)
-        highest = NormalDist().inv_cdf((1 - LEVEL) ** (1 / count))
-        return cosines <= self.centre + highest * self.deviation
+    All pairs of some `rows` tell; None where there are too few.
+    """
+    if len(rows) < LEAST:
+        return None
+    mean = rows.double().mean(0)
+    pairs = torch.triu_indices(len(rows), len(rows), 1)
+    cosines = _cosines(rows - mean)[*pairs]
+    low, quarter = np.quantile(cosines.numpy(), QUANTILES)
+    normal = NormalDist()
+    far, near = map(normal.inv_cdf, QUANTILES)
+    highest = normal.inv_cdf((1 - LEVEL) ** (1 / count))
+    bar = quarter + (highest - near) * (quarter - low) / (near - far)
+    found = torch.cosine_similarity(queries.double() - mean, nearest - mean, eps=1e-300)
+    return found <= float(bar)
 
 
 def mean_cosine(values: Tensor) -> float:
@@ -82,15 +73,13 @@ def told_apart(rows: Tensor) -> float | None:
     >>> told_apart(noise) < 0.06
     True
     """
-    some = rows[drawn(len(rows))]
-    chance = Chance.of(some)
-    if chance is None:
-        return None
-    unit = _unit(some - chance.mean)
-    nearest = (unit @ unit.T).fill_diagonal_(-1.0).argmax(1)
-    explained = chance.explains(some, some[nearest], len(some) - 1)
-    return 1 - float(explained.double().mean())
+    some = rows[drawn(len(rows))].double()
+    cosines = _cosines(some - some.mean(0)).fill_diagonal_(-1.0)
+    nearest = some[cosines.argmax(1)]
+    explained = explained_by_chance(some, some, nearest, len(some) - 1)
+    return None if explained is None else 1 - float(explained.double().mean())
 
 
-def _unit(rows: Tensor) -> Tensor:
-    return torch.nn.functional.normalize(rows.double(), eps=1e-300)
+def _cosines(rows: Tensor) -> Tensor:
+    unit = torch.nn.functional.normalize(rows.double(), eps=1e-300)
+    return unit @ unit.T

@@ -25,8 +25,6 @@ from hiddenscope.vectors.vectors import single_site
 
 Adjust: TypeAlias = Literal["centre", "whiten"]
 
-# From this mean cosine on, most of each vector is what all of them share.
-NARROW = 0.5
 # A standard deviation below this share of the largest is the rounding of float32.
 SMALLEST_DEVIATION = 2.0**-20
 # If less than this share of the mean is left without it, it is rounding, and has no
@@ -58,17 +56,10 @@ def embed_texts(
     single_site(site, rows.sites)
     values = rows.values[0]
     if len(values) > 1:
-        cosine = mean_cosine(values)
-        note = (
+        progress.note(
             f"{model.name}, {pooling} of {rows.sites[0]}: the mean cosine of two of the"
-            f" {len(values):,} texts is {cosine:.2f}"
+            f" {len(values):,} texts is {mean_cosine(values):.2f}"
         )
-        if cosine > NARROW and adjust is None:
-            note += (
-                "; states that all point in nearly the same direction make poor"
-                " embeddings: try adjust='centre'"
-            )
-        progress.note(note)
     for sentence in (*ruled(rows.pooled), *neighbours(told_apart(values))):
         progress.note(sentence)
     if adjust is not None:

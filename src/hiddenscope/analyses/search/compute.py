@@ -10,7 +10,7 @@ from torch import Tensor
 from hiddenscope import progress
 from hiddenscope.analyses.search.story import NearestRow, SearchReport
 from hiddenscope.errors import NotFinite, StatesError
-from hiddenscope.measures.neighbours import Chance, drawn, mean_cosine
+from hiddenscope.measures.neighbours import drawn, explained_by_chance, mean_cosine
 from hiddenscope.model import Model, ModelLike, as_source
 from hiddenscope.passes import Inputs, Texts
 from hiddenscope.results import Result
@@ -90,7 +90,7 @@ def find_nearest(
                 number=number,
                 score=score,
                 string=string,
-                by_chance=bool(by_chance[row]),
+                by_chance=by_chance is not None and bool(by_chance[row]),
             )
         )
     dims = ("query", "rank")
@@ -126,7 +126,7 @@ def find_nearest(
 
 def _search(
     collection: Collection, queries: Tensor, k: int, nearness: Nearness
-) -> tuple[Nearest, Tensor, Tensor]:
+) -> tuple[Nearest, Tensor, Tensor | None]:
     """Return the nearest, rows at random, and which queries chance explains."""
     nearest = Nearest(queries, k, nearness)
     closest = torch.empty(queries.shape, dtype=torch.float64)
@@ -143,10 +143,10 @@ def _search(
             done += len(block)
             advance(len(block))
     rows = torch.cat(sample)
-    chance = Chance.of(rows) if nearness == "cosine" else None
-    if chance is None:
-        return nearest, rows, torch.zeros(len(queries))
-    return nearest, rows, chance.explains(queries, closest, done)
+    by_chance = None
+    if nearness == "cosine":
+        by_chance = explained_by_chance(rows, queries, closest, done)
+    return nearest, rows, by_chance
 
 
 def _queries(
