@@ -276,9 +276,9 @@ def ruled(report: Pooled | None, of: str = "") -> Iterator[str]:
         )
     if lengths:
         yield (
-            f"The vectors{of} lie by the lengths of their texts: the number of tokens"
-            f" alone (1/n) accounts for up to {lengths.most:.0%} of their variance, at"
-            f" {site_list(lengths.at)}."
+            f"The vectors{of} lie by the lengths of their texts, or by what goes with"
+            f" them: the number of tokens alone (1/n) accounts for up to"
+            f" {lengths.most:.0%} of their variance, at {site_list(lengths.at)}."
         )
 
 

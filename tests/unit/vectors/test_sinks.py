@@ -116,3 +116,15 @@ def test_a_search_says_what_chance_explains() -> None:
     assert "not told apart" not in hs.search(near, near[7], k=3).summary()
     assert hs.cluster(noise).facts["told_apart"] < 0.15 < 0.9
     assert hs.cluster(near).facts["told_apart"] > 0.9
+
+
+def test_a_probe_scores_a_text_so_far_without_its_sinks() -> None:
+    states = states_with_sinks(sink=2)
+    result = hs.probe(states, LABELS, pool="mean", sites="layer.1")
+    probe = hs.Probe.of(result)
+    assert probe.pool == "mean:sinkless"
+    pooled = vectors(states, sites="layer.1", pool=probe.pool).values[0]
+    for text in (0, 6):
+        scores = probe.so_far(probe.readings(states.of(text)["layer.1"]))
+        assert scores[-1] == pytest.approx(probe.decision_function(pooled)[text])
+        assert len(scores) == LENGTHS[text]
