@@ -376,10 +376,11 @@ def rivals(sentence_model: hs.Model, facts: RetrievalTexts) -> dict[str, Nearest
 def scores_by_layer(
     model: hs.Model, facts: RetrievalTexts, sites: str
 ) -> dict[str, dict[str, Nearest]]:
-    """Score the states of every layer: the last token's, and the mean of all."""
+    """Score the states of every layer: the last token's, and the mean but sinks."""
     states = model.capture(facts.texts, sites)
     scores: dict[str, dict[str, Nearest]] = {}
-    for pool in ("last", "mean"):
+    # The first token of a text would rule its mean in most layers.
+    for pool in ("last", "mean:sinkless"):
         scores[pool] = {}
         for site in states.sites:
             vectors = np.asarray(states.pool(pool, site), float)

@@ -261,7 +261,7 @@ ENTRIES: dict[str, Entry] = {
         ),
         planted=(
             lambda: hs.project(*apart(), method="pca"),
-            "The classes are apart at layer\\.1 by the silhouette \\(p at most 0\\.05",
+            "The classes are apart at layer\\.1 \\(p at most 0\\.05 by silhouettes",
         ),
     ),
     "lens": Entry(

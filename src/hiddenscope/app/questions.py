@@ -11,7 +11,6 @@ import torch
 import xarray
 
 import hiddenscope as hs
-from hiddenscope.analyses.embed.compute import mean_cosine
 from hiddenscope.app.answers import pack_result
 from hiddenscope.app.cache import StoredResult
 from hiddenscope.app.cells import (
@@ -33,6 +32,7 @@ from hiddenscope.app.uploads import labelled_from
 from hiddenscope.catalog import ANALYSIS
 from hiddenscope.causes.contrast import interchanges
 from hiddenscope.interface import Parameter, build_value, describe
+from hiddenscope.measures.neighbours import mean_cosine, told_apart
 from hiddenscope.results import Result
 from hiddenscope.workers import Header
 
@@ -109,6 +109,7 @@ def embedded(model: StateSource, arguments: Header) -> Result:
         "texts": len(vectors),
         "width": vectors.shape[1],
         "mean_cosine": mean_cosine(torch.from_numpy(vectors)),
+        "told_apart": told_apart(torch.from_numpy(vectors)),
     }
     return Result("embed", data, facts, model.source())
 

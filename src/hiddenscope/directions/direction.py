@@ -23,6 +23,7 @@ from hiddenscope.passes import Inputs, Texts
 from hiddenscope.results import Facts
 from hiddenscope.sites import Site, SitePatterns, select
 from hiddenscope.states import Pair, Pooling, States
+from hiddenscope.states.pooling import vector_pooling
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -136,6 +137,7 @@ class Direction:
             stacks = model.anatomy.stacks
             used = [stack for stack in stacks if names & {None, stack.name}]
             pool = "last" if all(stack.causal for stack in used) else "mean"
+        pool = vector_pooling(pool)
         for name, texts in (("toward", toward), ("away", away)):
             # A scalar array has no length; `encode` refuses it.
             if getattr(texts, "shape", None) != () and not len(texts):

@@ -36,7 +36,7 @@ from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.modules import hooks
 from hiddenscope.passes import EVERYTHING
 from hiddenscope.sites import SitePatterns
-from hiddenscope.states.pooling import Pooling, parse_pooling
+from hiddenscope.states.pooling import Pooling, vector_pooling
 from hiddenscope.store import (
     Store,
     StorePlan,
@@ -298,7 +298,7 @@ class ExtractJob:
         The records of damaged units are deleted, so that `run` computes these again.
         """
         if pool is not None:
-            pool = parse_pooling(pool, PassError)
+            pool = vector_pooling(pool, PassError)
         if not isinstance(engine, Engine):
             engine = Engine(engine)
         if not isinstance(corpus, Corpus):

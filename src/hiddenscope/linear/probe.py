@@ -18,11 +18,17 @@ from hiddenscope.files import PathLike, printable, read_tensors, write_tensors
 from hiddenscope.linear.crossvalidation import stable_hash
 from hiddenscope.linear.logistic import logistic
 from hiddenscope.linear.problems import Problems, ridge, standardised
+from hiddenscope.measures.massive import MASSIVE
 from hiddenscope.results import Result
 from hiddenscope.sites import Site
 from hiddenscope.states import States
 from hiddenscope.states.arrays import Floats, Labels
-from hiddenscope.states.pooling import Pooling, meaning_of, score_pooling
+from hiddenscope.states.pooling import (
+    SINKLESS,
+    Pooling,
+    meaning_of,
+    score_pooling,
+)
 from hiddenscope.texts import Labelled, belonging, copy_key, number_groups
 from hiddenscope.versions import installed_version
 
@@ -163,12 +169,16 @@ class Probe:
         return self.scores(self.readings(states))
 
     def scores(self, readings: Floats) -> Floats:
-        """Return the scores in readings, without the input of attention."""
-        outputs = readings.shape[1] - (self.query_ is not None)
+        """Return the scores in readings, without what weighs them."""
+        is_weighed = self.query_ is not None or self.pool == SINKLESS
+        outputs = readings.shape[1] - is_weighed
         return readings[:, 0] if outputs == 1 else readings[:, :outputs]
 
     def readings(self, states: ArrayLike | torch.Tensor) -> Floats:
-        """Return every output `[row, output]`: scores, and the input of attention."""
+        """Return every output `[row, output]`: scores, and what weighs them.
+
+        That is the input of attention, or the length of a state, which tells sinks.
+        """
         self._check_fitted("Cannot score states")
         rows = _rows(states)
         if rows.shape[1] != self.n_features_in_:
@@ -185,7 +195,13 @@ class Probe:
         # Row by row: a product of matrices rounds a row by how many others there are,
         # and a token scored as it is generated must equal the token scored later.
         products: Floats = np.vecdot(rows[:, None, :], coefficients[None])
-        return products + intercepts
+        return self.with_lengths(products + intercepts, rows)
+
+    def with_lengths(self, outputs: Floats, rows: Floats) -> Floats:
+        """Add the lengths of states where sinks are left out."""
+        if self.pool != SINKLESS:
+            return outputs
+        return np.column_stack([outputs, np.linalg.norm(rows, axis=1)])
 
     def so_far(self, readings: Floats) -> Floats:
         """Return the score of a text up to each token, from the readings of its tokens.
@@ -203,8 +219,15 @@ class Probe:
         scores = self.scores(readings)
         if self.pool in ("", "each", "last", -1):
             return scores
-        if self.pool == "mean":
+        if self.pool in ("mean", "mean:all"):
             return _means(scores)
+        if self.pool == SINKLESS:
+            means = []
+            for end in range(1, len(scores) + 1):
+                lengths = readings[:end, -1]
+                median = np.sort(lengths)[(end - 1) // 2]
+                means.append(scores[:end][lengths <= MASSIVE * median].mean(0))
+            return np.array(means)
         if self.pool in ("first", "cls", 0):
             return np.repeat(scores[:1], len(scores), 0)
         pooling = score_pooling(self.pool)

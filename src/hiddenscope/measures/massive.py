@@ -3,7 +3,8 @@ times as long as most.
 
 In a sum they outweigh all others: the first principal component, the variance that is
 left, the strongest tokens would all be theirs. So they are left out wherever directions
-are fitted, proved, scored or looked up.
+are fitted, proved, scored or looked up, and out of the means over texts, where such a
+token is a sink.
 """
 
 from collections.abc import Iterable
@@ -31,6 +32,19 @@ def length_limit(blocks: Iterable[Tensor]) -> Tensor:
         if len(lengths) == LOOKED_AT:
             break
     return MASSIVE * lengths.median()
+
+
+def sinks_of(states: Tensor) -> Tensor:
+    """Tell of each token of a text, `[site, token, width]`, whether it is a sink.
+
+    Its own text decides, so that a text gets the same vector among any others. Of two
+    tokens the median is the shorter; a text of sinks alone has none.
+
+    >>> sinks_of(torch.tensor([[[1.0], [90.0], [2.0]], [[1.0], [2.0], [3.0]]])).tolist()
+    [[False, True, False], [False, False, False]]
+    """
+    lengths: Tensor = states.float().norm(dim=-1)
+    return is_massive(states, MASSIVE * lengths.median(-1, keepdim=True).values)
 
 
 def is_massive(states: Tensor, limit: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.states import Pair, Source, States, Tokens, join
 from hiddenscope.states.arrays import Bools, Floats, Ints
 from hiddenscope.states.mixed import stack_sites
+from hiddenscope.states.pooling import SINKLESS
 
 
 @dataclass(frozen=True, eq=False)
@@ -586,12 +587,17 @@ class _PassFollower:
             rows = states.flatten(0, 1).double().numpy()
             coef, intercept = probe.outputs
             readings = np.vecdot(rows[:, None], coef[None]) + intercept
+            readings = probe.with_lengths(readings, rows)
             return torch.from_numpy(readings).view(*states.shape[:2], -1)
         key = id(probe), states.device
         if key not in self.on_device:
             parts = [torch.from_numpy(part).float() for part in probe.outputs]
             self.on_device[key] = [part.to(states.device) for part in parts]
-        return nn.functional.linear(states.float(), *self.on_device[key])
+        readings = nn.functional.linear(states.float(), *self.on_device[key])
+        if probe.pool == SINKLESS:
+            lengths = states.float().norm(dim=-1, keepdim=True)
+            readings = torch.cat([readings, lengths], -1)
+        return readings
 
     def _end(self, root: nn.Module, output: Any) -> None:
         current = self.current

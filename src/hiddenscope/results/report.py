@@ -110,6 +110,31 @@ class Grouped:
 
 
 @frozen
+class MostAt:
+    """The largest of some numbers that are not zero, and the sites of them all."""
+
+    most: float
+    at: list[str]
+
+
+@frozen
+class Pooled:
+    """What rules the vectors of texts, or was left out of them.
+
+    `sinks` of `tokens` are in the vectors if they were `kept`; `massive` vectors are
+    over 4 times as long as their median; the numbers of tokens account for
+    `length_share` of the variance.
+    """
+
+    texts: int
+    tokens: int
+    kept: bool
+    sinks: MostAt | None = None
+    massive: MostAt | None = None
+    length_share: MostAt | None = None
+
+
+@frozen
 class SiteValue:
     """A number and the site that has it."""
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hiddenscope.files import printable
-from hiddenscope.results.report import Estimate, Facts, Grouped
+from hiddenscope.results.report import Estimate, Facts, Grouped, Pooled
 from hiddenscope.sites import Site, summarise
 from hiddenscope.states.pooling import POOLINGS, meaning_of, score_pooling
 
@@ -21,6 +21,8 @@ DIFFERING = ("dtype", "device", "attention", "revision", "quantisation")
 LONGEST_DETAIL, LONGEST_HASH = 40, 20
 # From this share of texts that nearly repeat another on, a finding says so.
 MANY = 0.1
+# If fewer neighbours are told apart from chance, a finding says that none are.
+APART = 0.15
 # An example is cut here, in characters.
 SHOWN = 60
 # Items of a list, and characters of a text, that one line shows.
@@ -265,6 +267,47 @@ def standing(token: str | int) -> str:
         return meaning_of(token)
     # A result of another version may name a pooling that is not known here.
     return f"token {token} of each text"
+
+
+def ruled(report: Pooled | None, of: str = "") -> Iterator[str]:
+    """Yield what was left out of the vectors of texts, and what rules them."""
+    if report is None:
+        return
+    sinks, massive, lengths = report.sinks, report.massive, report.length_share
+    if sinks:
+        where = 'left out of the means; pool="mean:all" keeps them'
+        if report.kept:
+            where = 'in the vectors, and may rule them; pool="mean" leaves them out'
+        yield (
+            "Sinks, with states over 4 times as long as the median of their text, are"
+            f" {where}: up to {sinks.most:,} of {report.tokens:,} tokens{of}, at"
+            f" {site_list(sinks.at)}."
+        )
+    if massive:
+        yield (
+            f"Up to {massive.most:,} of {report.texts:,} vectors{of} are over 4 times"
+            f" as long as their median, at {site_list(massive.at)}: single tokens may"
+            " rule them, as in a text of one token."
+        )
+    if lengths:
+        yield (
+            f"The vectors{of} lie by the lengths of their texts, or by what goes with"
+            f" them: the number of tokens alone (1/n) accounts for up to"
+            f" {lengths.most:.0%} of their variance, at {site_list(lengths.at)}."
+        )
+
+
+def neighbours(told_apart: float | None, unit: str = "text") -> Iterator[str]:
+    """Yield how many nearest neighbours are nearer than chance explains."""
+    if told_apart is None:
+        return
+    verdict = ""
+    if told_apart < APART:
+        verdict = ", so neighbours are not told apart from chance"
+    yield (
+        f"The nearest {unit} is nearer than chance explains for {told_apart:.0%} of the"
+        f" {unit}s (in noise for about 5%){verdict}."
+    )
 
 
 def independence(report: Grouped, of: str = "") -> str:

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from hiddenscope.errors import StatesError, TextError
+from hiddenscope.measures.massive import sinks_of
 from hiddenscope.sites import Site
 from hiddenscope.states.arrays import Ints
 from hiddenscope.states.pooling import POOLINGS, Pooling, position_of
@@ -37,6 +38,8 @@ class Pool:
     ) -> None:
         self.lengths = np.asarray(lengths, dtype=np.int64)
         self.pooling = pooling
+        # Tokens of each site that outweigh all others of their text.
+        self.sinks: Tensor | None = None
         self.rows = rows
         if not isinstance(pooling, int) or rows is not None:
             return
@@ -73,10 +76,18 @@ class Pool:
         """
         lengths = self.lengths[texts]
         positions = self.positions(texts)
+        rows = None
         if positions is not None:
             starts = np.cumsum(lengths) - lengths
-            rows = torch.from_numpy(starts + positions)
-            return values[:, rows.to(values.device)]
+            rows = torch.from_numpy(starts + positions).to(values.device)
+        if self.sinks is not None:
+            by_text = torch.split(values.detach(), lengths.tolist(), dim=1)
+            sinks = torch.cat([sinks_of(states) for states in by_text], 1)
+            if rows is not None:
+                sinks = sinks[:, rows]
+            self.sinks += sinks.sum(1).cpu()
+        if rows is not None:
+            return values[:, rows]
         assert isinstance(self.pooling, str)
         reduce = POOLINGS[self.pooling].reduce
         assert reduce is not None

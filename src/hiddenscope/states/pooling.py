@@ -6,7 +6,7 @@ docs name poolings themselves.
 This module imports neither torch nor numpy, because `--help` lists the names.
 
 >>> NAMES
-('mean', 'max', 'last', 'first', 'cls')
+('mean', 'mean:all', 'max', 'last', 'first', 'cls')
 >>> parse_pooling("mean"), parse_pooling("-2"), meaning_of(3)
 ('mean', -2, 'token 3 of each text')
 """
@@ -44,10 +44,26 @@ class NamedPooling:
         assert (self.position is None) != (self.reduce is None), "it has one of the two"
 
 
+def _mean(states: "Tensor", dtype: "torch.dtype") -> "Tensor":
+    return states.mean(1, dtype=dtype)
+
+
+def _sinkless(states: "Tensor", dtype: "torch.dtype") -> "Tensor":
+    from hiddenscope.measures.massive import sinks_of
+
+    sinks = sinks_of(states)
+    kept = states.masked_fill(sinks[..., None], 0)
+    return kept.sum(1, dtype=dtype) / (~sinks).sum(1, keepdim=True)
+
+
+SINKLESS = "mean:sinkless"
+"""What analyses mean by "mean". In files "mean" is, as it always was, of all tokens."""
+
 POOLINGS = {
-    "mean": NamedPooling(
-        "the mean over the tokens of each text",
-        reduce=lambda states, dtype: states.mean(1, dtype=dtype),
+    "mean": NamedPooling("the mean over the tokens of each text", reduce=_mean),
+    "mean:all": NamedPooling("the mean over all tokens of each text", reduce=_mean),
+    SINKLESS: NamedPooling(
+        "the mean over the tokens of each text but sinks", reduce=_sinkless
     ),
     "max": NamedPooling(
         "the maximum over the tokens of each text",
@@ -59,7 +75,7 @@ POOLINGS = {
         "the classification token of each text", position=0, requires_cls=True
     ),
 }
-NAMES = tuple(POOLINGS)
+NAMES = tuple(name for name in POOLINGS if name != SINKLESS)
 CHOICES = f"{', '.join(NAMES)} or a position"
 """What a caller may give, for help texts and errors."""
 
@@ -180,6 +196,18 @@ def parse_pooling(
         "it does not say how to make one vector of the tokens of a text",
         f"Choose {CHOICES}{of_scores}.",
     )
+
+
+def vector_pooling(
+    pool: object, error: type[Error] | None = None, *, scores: bool = False
+) -> Pooling:
+    """Return the pooling that a user of an analysis names, as `parse_pooling` does.
+
+    >>> vector_pooling("mean"), vector_pooling("mean:all"), vector_pooling("last")
+    ('mean:sinkless', 'mean:all', 'last')
+    """
+    parsed = parse_pooling(pool, error, scores=scores)
+    return SINKLESS if parsed == "mean" else parsed
 
 
 def refuse_pooled(states: object, problem: str) -> None:

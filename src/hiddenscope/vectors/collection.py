@@ -20,12 +20,14 @@ from hiddenscope.errors import StatesError, TextError
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs
 from hiddenscope.passes.text_encoder import conversations
+from hiddenscope.results.report import Pooled
 from hiddenscope.sites import Site
 from hiddenscope.states import Pair, Pooling, Readable, Source, States, Tokens
 from hiddenscope.states.arrays import Ints
-from hiddenscope.states.pooling import parse_pooling
+from hiddenscope.states.pooling import SINKLESS, vector_pooling
 from hiddenscope.vectors.dataset import texts_of
 from hiddenscope.vectors.pooled import compute, pooled_as, read_vectors
+from hiddenscope.vectors.tally import Tally
 from hiddenscope.vectors.vectors import (
     EachToken,
     check_unpooled,
@@ -58,8 +60,15 @@ class Collection:
     site: Site | None
     pool: Pooling | None
     source: Source | dict[str, Any]
+    tally: Tally
     # Not of texts, to which what the model's folder says of these would apply.
     of_states: bool = False
+
+    def pooled(self, values: Tensor, rows: Ints | None = None) -> Pooled | None:
+        """Say what rules some of the rows, once they were read."""
+        if self.site is None or self.tokens is not None:
+            return None
+        return self.tally.report((self.site,), values[None], self.pool, rows)
 
     @property
     def strings(self) -> Sequence[str] | None:
@@ -96,7 +105,7 @@ def collection_of(
         check_unpooled(pool)
         source = source.source
     elif pool is not None:
-        pool = parse_pooling(pool)
+        pool = vector_pooling(pool)
     if not isinstance(source, Model | Readable | Pair):
         return _of_array(source, texts, site, pool)
     pattern = last_site(source) if site is None else site
@@ -112,7 +121,7 @@ def collection_of(
         opened = captured
     elif not by_token and pool is None:
         stored_as = pooled_as(opened)
-        pool = "mean" if stored_as is None else stored_as
+        pool = SINKLESS if stored_as is None else stored_as
     return _of_states(opened, selected, pool)
 
 
@@ -136,7 +145,7 @@ def as_trained(
     """
     trained = model.sentences
     if trained is None:
-        return texts, "mean" if pool is None else pool, truncate
+        return texts, SINKLESS if pool is None else pool, truncate
     if pool is None and trained.missing:
         raise StatesError(
             f"Cannot make the vectors of {model.name}",
@@ -201,8 +210,10 @@ def _of_model(
         strings = texts
     pooled_texts, pooling, cut = as_trained(model, texts, pool, truncate)
 
+    tally = Tally()
+
     def read() -> Iterator[Tensor]:
-        portions = compute(model, pooled_texts, (site,), pooling, cut)
+        portions = compute(model, pooled_texts, (site,), pooling, cut, tally)
         return (block[0] for _, block in portions)
 
     def pick(numbers: Ints) -> Tensor:
@@ -210,18 +221,21 @@ def _of_model(
             some: Any = pooled_texts.some(numbers.tolist())
         else:
             some = [pooled_texts[number] for number in numbers]
-        rows = vectors(model, some, sites=site, pool=pooling, truncate=cut)
+        rows = vectors(model, some, sites=site, pool=pooling, truncate=cut, tally=tally)
         return rows.values[0]
 
     source = model.source(site.stack)
-    return Collection(len(texts), read, pick, strings, None, site, pooling, source)
+    return Collection(
+        len(texts), read, pick, strings, None, site, pooling, source, tally
+    )
 
 
 def _of_states(states: Readable, site: Site, pool: Pooling | None) -> Collection:
     tokens = states.tokens
+    tally = Tally()
 
     def read() -> Iterator[Tensor]:
-        return read_vectors(states, site, pool)
+        return read_vectors(states, site, pool, tally=tally)
 
     def pick(numbers: Ints) -> Tensor:
         # The numbers ascend.
@@ -242,6 +256,7 @@ def _of_states(states: Readable, site: Site, pool: Pooling | None) -> Collection
         site,
         pool,
         getattr(states, "source", None) or {},
+        tally,
         of_states=True,
     )
 
@@ -278,7 +293,7 @@ def _of_array(
     if site is not None:
         named = site if isinstance(site, Site) else Site.parse(site)
     if pool is None and named is not None:
-        pool = "mean"
+        pool = SINKLESS
 
     def read() -> Iterator[Tensor]:
         row_bytes = values.itemsize * values.shape[1]
@@ -289,7 +304,7 @@ def _of_array(
     def pick(numbers: Ints) -> Tensor:
         return _as_tensor(values[numbers])
 
-    return Collection(len(values), read, pick, strings, None, named, pool, {})
+    return Collection(len(values), read, pick, strings, None, named, pool, {}, Tally())
 
 
 def _as_tensor(rows: Any) -> Tensor:

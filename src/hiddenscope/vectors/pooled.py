@@ -40,11 +40,13 @@ from hiddenscope.states.pool import (
     wide,
 )
 from hiddenscope.states.pooling import (
+    SINKLESS,
     meaning_of,
     parse_pooling,
     position_of,
     requires_cls,
 )
+from hiddenscope.vectors.tally import Tally
 
 # Texts that are encoded, and sorted by length, at a time.
 PORTION = 8192
@@ -58,6 +60,7 @@ def compute(
     sites: tuple[Site, ...],
     pool: Pooling,
     truncate: bool | int = False,
+    tally: Tally | None = None,
 ) -> Iterator[tuple[Inputs, Tensor]]:
     """Yield the inputs and vectors `[site, text, width]`, portion by portion."""
     require_recordable(model.module)
@@ -76,7 +79,7 @@ def compute(
                 raise
             problem = f"Text {int(number[1]) + start}"
             raise TextError(problem, error.reason, error.remedy) from None
-        yield inputs, _vectors_of(model, inputs, sites, pool, start)
+        yield inputs, _vectors_of(model, inputs, sites, pool, start, tally)
         if not isinstance(truncate, bool):
             cut += sum(length >= truncate for length in inputs.lengths)
     if cut:
@@ -116,7 +119,12 @@ def _portion(texts: Any, start: int) -> Any:
 
 
 def _vectors_of(
-    model: Model, inputs: Inputs, sites: tuple[Site, ...], pool: Pooling, first: int
+    model: Model,
+    inputs: Inputs,
+    sites: tuple[Site, ...],
+    pool: Pooling,
+    first: int,
+    tally: Tally | None,
 ) -> Tensor:
     """Compute the vectors `[site, text, width]` of a portion.
 
@@ -124,6 +132,8 @@ def _vectors_of(
     """
     stack = inputs.of(sites[0].stack)
     texts_pool = Pool(stack.lengths, pool, first)
+    if tally is not None:
+        tally.watch(texts_pool, sites)
     if requires_cls(pool):
         first_ids = [ids[0] for ids in stack.ids]
         check_cls(model.source(sites[0].stack), first_ids, first)
@@ -180,14 +190,19 @@ def _batch_groups(
     yield group
 
 
-def read_all(source: Readable, sites: tuple[Site, ...], pool: Pooling | None) -> Tensor:
+def read_all(
+    source: Readable,
+    sites: tuple[Site, ...],
+    pool: Pooling | None,
+    tally: Tally | None = None,
+) -> Tensor:
     """Return the vectors of states, `[site, row, width]`."""
     tokens = source.tokens
     count = len(tokens) if pool is None else tokens.count
     values = None
     for number, site in enumerate(sites):
         done = 0
-        for block in read_vectors(source, site, pool):
+        for block in read_vectors(source, site, pool, tally=tally):
             if values is None:
                 values = allocate(len(sites), count, block)
             check_one_width((sites[0], site), (values.shape[2], block.shape[1]))
@@ -198,7 +213,11 @@ def read_all(source: Readable, sites: tuple[Site, ...], pool: Pooling | None) ->
 
 
 def read_vectors(
-    source: Readable, site: Site, pool: Pooling | None, keep: Keep = "host"
+    source: Readable,
+    site: Site,
+    pool: Pooling | None,
+    keep: Keep = "host",
+    tally: Tally | None = None,
 ) -> Iterator[Tensor]:
     """Yield the vectors of one site, block by block; of each token if not pooled.
 
@@ -209,7 +228,11 @@ def read_vectors(
         check_lengths(tokens.lengths)
         blocks = _each_token(source, site, keep)
     else:
-        blocks = _pool_of(source, pool).stream(source.blocks(site), site)
+        texts_pool = _pool_of(source, pool)
+        # Of what was pooled before, nothing is known of the tokens.
+        if tally is not None and pooled_as(source) is None:
+            tally.watch(texts_pool, (site,))
+        blocks = texts_pool.stream(source.blocks(site), site)
     done = 0
     for block in blocks:
         row = _infinite_row(block)
@@ -319,6 +342,9 @@ def _of_pooled_rows(pool: Pooling, stored_as: Pooling) -> Pooling:
     A long text has a row for each window: what was kept of its start is in the first
     window, of its end in the last.
     """
+    # Two words for one pooling; only older stores have the first.
+    pool = "mean:all" if pool == "mean" else pool
+    stored_as = "mean:all" if stored_as == "mean" else stored_as
     position = position_of(pool)
     stored_position = position_of(stored_as)
     same = pool == stored_as
@@ -331,6 +357,9 @@ def _of_pooled_rows(pool: Pooling, stored_as: Pooling) -> Pooling:
             f"the store keeps {meaning_of(stored_as)}, and nothing else",
             f"Give {stored_as!r}, or extract the states of every token.",
         )
+    if pool == SINKLESS:
+        # They were left out of each window, and no window is one.
+        return "mean:all"
     if position is None:
         return pool
     return "last" if position < 0 else "first"

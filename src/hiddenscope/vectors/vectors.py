@@ -15,9 +15,10 @@ from hiddenscope.arguments import checked
 from hiddenscope.errors import ArgumentError, StatesError, TextError
 from hiddenscope.model import Model, ModelLike, as_source
 from hiddenscope.passes import Inputs, Texts
+from hiddenscope.results.report import Pooled
 from hiddenscope.sites import STACKS, Site, SitePatterns, select
 from hiddenscope.states import Pair, Pooling, Readable, Source, States, Tokens
-from hiddenscope.states.pooling import parse_pooling
+from hiddenscope.states.pooling import SINKLESS, parse_pooling, vector_pooling
 from hiddenscope.texts import as_list
 from hiddenscope.vectors.pooled import (
     allocate,
@@ -26,17 +27,19 @@ from hiddenscope.vectors.pooled import (
     pooled_as,
     read_all,
 )
+from hiddenscope.vectors.tally import Tally
 
 
 @dataclass(frozen=True, eq=False)
 class Vectors:
     """Values `[site, row, width]`, float32 (float64 stays).
 
-    A row is a text, or where there are `tokens` a token.
+    A row is a text, or where there are `tokens` a token. `pooled` says what rules them.
 
     >>> import torch
     >>> values = torch.zeros(1, 2, 4)
-    >>> Vectors((Site(0),), values, None, ("a", "b"), Source("toy"))["layer.0"].shape
+    >>> rows = Vectors((Site(0),), values, None, ("a", "b"), Source("toy"), None)
+    >>> rows["layer.0"].shape
     torch.Size([2, 4])
     """
 
@@ -45,6 +48,7 @@ class Vectors:
     tokens: Tokens | None
     texts: tuple[str, ...] | None
     source: Source | Mapping[str, Any]
+    pooled: Pooled | None
 
     def __getitem__(self, site: str | Site) -> Tensor:
         selected = select(site, self.sites, owner="these vectors")
@@ -58,6 +62,7 @@ def vectors(
     sites: SitePatterns = "layer.*,final",
     pool: Pooling | None = "last",
     truncate: bool | int = False,
+    tally: Tally | None = None,
 ) -> Vectors:
     """Return one vector for each text of a model or of states, in their order.
 
@@ -65,6 +70,7 @@ def vectors(
     states are pooled as they come, some batches at a time, and equal those of
     `capture(texts).pool()`: bit for bit up to 8,192 texts, within the rounding of other
     batches beyond. Of two stacks the encoder is read unless the sites name the other.
+    A `tally` is told what is noticed on the way.
 
     >>> import torch
     >>> from hiddenscope.model import load
@@ -75,6 +81,7 @@ def vectors(
     """
     pooling = None if pool is None else parse_pooling(pool)
     opened, selected = open_sites(source, texts, sites)
+    tally = tally or Tally()
     several = _listed(texts)
     if isinstance(opened, Model) and pooling is None:
         inputs = opened.encode(several, truncate=truncate)
@@ -82,18 +89,20 @@ def vectors(
         assert isinstance(captured, States)  # the sites are of one stack
         opened = captured
     if not isinstance(opened, Model):
+        rows = read_all(opened, selected, pooling, tally)
         return Vectors(
             selected,
-            read_all(opened, selected, pooling),
+            rows,
             opened.tokens if pooling is None else None,
             opened.tokens.texts,
             getattr(opened, "source", None) or {},
+            tally.report(selected, rows, pooling),
         )
     assert pooling is not None  # or the states were captured
     values = None
     done = 0
     strings: list[str] = []
-    for inputs, block in compute(opened, several, selected, pooling, truncate):
+    for inputs, block in compute(opened, several, selected, pooling, truncate, tally):
         if values is None:
             values = allocate(len(selected), count(several), block)
         values[:, done : done + len(inputs)] = block
@@ -101,7 +110,8 @@ def vectors(
         strings += inputs.texts or ()
     assert values is not None  # the encoder refuses an empty list of texts
     provenance = opened.source(selected[0].stack)
-    return Vectors(selected, values, None, tuple(strings) or None, provenance)
+    pooled = tally.report(selected, values, pooling)
+    return Vectors(selected, values, None, tuple(strings) or None, provenance, pooled)
 
 
 def default_pool(
@@ -119,7 +129,7 @@ def default_pool(
     >>> default_pool(load((tiny_model("gpt2"), None)))
     'last'
     >>> default_pool(load((tiny_model("bert"), None)))
-    'mean'
+    'mean:sinkless'
     """
     stack = _named_stack(sites)
     if isinstance(source, Model):
@@ -128,16 +138,16 @@ def default_pool(
             return "last"
         trained = source.sentences
         if trained is None or trained.missing:
-            return "mean"
+            return SINKLESS
         return trained.pool
     if isinstance(source, Pair):
-        return "last" if stack == "decoder" else "mean"
+        return "last" if stack == "decoder" else SINKLESS
     stored_as = pooled_as(source)
     if stored_as is not None:
         return stored_as
     cls = getattr(getattr(source, "source", None), "cls", None)
     if source.sites[0].stack == "encoder" or cls is not None:
-        return "mean"
+        return SINKLESS
     return "last"
 
 
@@ -190,16 +200,16 @@ def rows_of(
         return source.source, None
     opened = _loaded(source)
     if pool is not None:
-        return opened, parse_pooling(pool, scores=scores)
+        return opened, vector_pooling(pool, scores=scores)
     sources = opened if isinstance(opened, list) else [opened]
     if not all(isinstance(part, Model | Readable | Pair) for part in sources):
         # The analysis refuses such a source itself.
-        return opened, "mean"
+        return opened, SINKLESS
     defaults = {default_pool(part, sites) for part in sources}
     if len(defaults) == 1:
         return opened, defaults.pop()
     # Models that differ here are compared by a pooling that suits all of them.
-    return opened, "mean"
+    return opened, SINKLESS
 
 
 def check_unpooled(pool: Pooling | None) -> None:

@@ -530,7 +530,7 @@ def test_more_points_do_not_reverse_the_verdict() -> None:
         result = drawn(values, ["a", "b"] * (count // 2))
         apart_at = result.facts["parts"][0]["separation"]["apart_at"]
         assert apart_at == ["layer.2", "layer.3"]
-        corrected = result.data["silhouette_p_corrected"].values
+        corrected = result.data["apart_p"].values
         assert (corrected >= result.data["silhouette_p"].values - 1e-12).all()
         assert corrected[2] <= 0.005
 
@@ -625,3 +625,14 @@ def test_copies_move_no_score() -> None:
         for name in (score, f"{score}_p"):
             np.testing.assert_allclose(alone.data[name], copied.data[name], rtol=1e-6)
     assert copied.facts["parts"][0]["copies"] == 10 and copied.data.sizes["text"] == 40
+
+
+def test_classes_of_several_clouds_are_apart_by_their_neighbours() -> None:
+    """Eight clouds around a circle, of either class in turn: hardly a silhouette."""
+    angles = torch.arange(8.0).repeat_interleave(5) * torch.pi / 4
+    clouds = 20 * torch.stack([angles.cos(), angles.sin()], 1) + noise(40, 2)
+    result = drawn(clouds[None], (["a"] * 5 + ["b"] * 5) * 4)
+    separation = result.facts["parts"][0]["separation"]
+    assert separation["best"]["silhouette"] < 0.1
+    assert separation["apart_at"] == ["layer.0"]
+    assert "has the same class" in result.summary()

@@ -207,7 +207,7 @@ def test_a_model_and_its_states_find_the_same(tiny: Tiny) -> None:
     np.testing.assert_allclose(found.data["score"].values[:, 0], 1, atol=1e-6)
     assert (found.facts["searched"], found.facts["unit"]) == (6, "text")
     asked = [found.facts[name] for name in ("site", "token", "nearness")]
-    assert asked == ["final", "mean", "cosine"]
+    assert asked == ["final", "mean:sinkless", "cosine"]
     again = hs.search(states, (model, queries), 3)
     assert numbers(again) == numbers(found)
     assert again.source == found.source

@@ -372,7 +372,9 @@ def test_a_folder_that_cannot_be_written_is_refused(
 def test_what_cannot_be_extracted_is_said(tiny: Tiny, tmp_path: Path) -> None:
     gpt2, t5 = tiny("gpt2"), tiny("t5")
     decoder = "the decoder reads targets, and a corpus has none"
-    pooled = "Cannot use every=5 with pool='mean': a pooled store keeps one vector"
+    pooled = (
+        "Cannot use every=5 with pool='mean:sinkless': a pooled store keeps one vector"
+    )
     cut = Corpus(["A cat sat. " * 40], window=32, stride=32)
 
     def to_store(model: hs.Model, corpus: Any = TEXTS, **options: Any) -> Any:

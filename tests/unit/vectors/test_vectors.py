@@ -110,7 +110,7 @@ def test_vectors_are_the_pooled_states_bit_for_bit(
             else:
                 assert found.tokens is None
     # In an encoder the last token is a separator.
-    pool = "mean" if family == "bert" else "last"
+    pool = "mean:sinkless" if family == "bert" else "last"
     assert default_pool(model) == default_pool(states) == pool
 
 
@@ -192,7 +192,7 @@ def test_of_two_stacks_it_is_the_encoders_unless_asked(tiny: Tiny) -> None:
     assert vectors(model, TEXTS, sites=asked, pool="last").values.shape[1] == len(TEXTS)
     for source in (model, pair):
         pools = default_pool(source), default_pool(source, "decoder.layer.*")
-        assert pools == ("mean", "last")
+        assert pools == ("mean:sinkless", "last")
     for source, texts in ((pair, None), (model, TEXTS)):
         with pytest.raises(StatesError, match="two stacks"):
             vectors(source, texts, sites="encoder.layer.1,decoder.layer.1")
@@ -289,7 +289,7 @@ def test_what_stands_for_a_text_is_chosen_by_the_model_and_said(
     model = tiny(family)
     expected, words = "last", "last token"
     if family == "bert":
-        expected, words = "mean", "mean over the tokens"
+        expected, words = "mean:sinkless", "mean over the tokens"
     texts = [[5 + k, 9, 7 + k % 2, 12] for k in range(12)]
     data = (texts, [k % 2 for k in range(12)])
     probed = hs.probe(model, data, sites="layer.1")
@@ -303,7 +303,7 @@ def test_what_stands_for_a_text_is_chosen_by_the_model_and_said(
     # Models side by side share what stands for a text.
     both = [tiny("bert"), tiny("gpt2")]
     together = hs.project(both, data, sites="layer.1", method="pca")
-    assert together.facts["token"] == "mean"
+    assert together.facts["token"] == "mean:sinkless"
     direction = hs.Direction.between(model, texts[:3], texts[3:6], sites="layer.1")
     assert direction.facts["pool"] == expected
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from hiddenscope import progress
 from hiddenscope.analyses.cluster.story import ClusterRecord, ClusterReport
 from hiddenscope.errors import NotFinite, StatesError, TextError
+from hiddenscope.measures.neighbours import told_apart
 from hiddenscope.measures.principal import principal_coordinates
 from hiddenscope.model import ModelLike, as_source
 from hiddenscope.passes import Inputs, Texts
@@ -116,6 +117,8 @@ def find_clusters(
         cluster_count=len(listed),
         noise=int((labels < 0).sum()),
         clusters=listed[:LISTED],
+        told_apart=told_apart(directions),
+        pooled=collection.pooled(values, rows),
     )
     outcome = labels, strengths, stabilities, typical
     data = _labelled(collection, rows, places, outcome)

@@ -6,7 +6,15 @@ import numpy as np
 
 from hiddenscope.results import Listing, Report, Result, Section, Table, frozen
 from hiddenscope.results.pictures import Lines, Panels, Series
-from hiddenscope.results.sentences import counted, quote, shortened, standing
+from hiddenscope.results.report import Pooled
+from hiddenscope.results.sentences import (
+    counted,
+    neighbours,
+    quote,
+    ruled,
+    shortened,
+    standing,
+)
 
 # With all other clusters as one, there are as many as colours.
 NAMED = 7
@@ -34,7 +42,10 @@ class ClusterRecord:
 
 @frozen
 class ClusterReport(Report):
-    """Which clusters there are, and how many rows belong to none."""
+    """Which clusters there are, and how many rows belong to none.
+
+    `told_apart` is the share of rows whose nearest is nearer than chance explains.
+    """
 
     unit: str
     rows: int
@@ -45,6 +56,8 @@ class ClusterReport(Report):
     cluster_count: int
     noise: int
     clusters: list[ClusterRecord]
+    told_apart: float | None = None
+    pooled: Pooled | None = None
 
 
 def story(report: ClusterReport, result: Result) -> Iterator[Section]:
@@ -153,6 +166,8 @@ def _findings(report: ClusterReport) -> Iterator[str]:
     token = report.token
     if token is not None and token != "each":
         yield f"What was clustered is {standing(token)} at {report.site}."
+    yield from ruled(report.pooled)
+    yield from neighbours(report.told_apart, unit)
     for cluster in report.clusters[:NAMED]:
         typical = ""
         if cluster.typical:

@@ -11,10 +11,13 @@ from torch import Tensor
 from hiddenscope import progress
 from hiddenscope.arguments import checked
 from hiddenscope.errors import StatesError
+from hiddenscope.measures.neighbours import mean_cosine, told_apart
 from hiddenscope.model import Model, ModelLike, as_source
 from hiddenscope.passes import Inputs, Texts
+from hiddenscope.results.sentences import neighbours, ruled
 from hiddenscope.sites import Site
 from hiddenscope.states import Pooling
+from hiddenscope.states.pooling import vector_pooling
 from hiddenscope.vectors import vectors
 from hiddenscope.vectors.collection import as_trained, last_site
 from hiddenscope.vectors.dataset import texts_of
@@ -22,8 +25,6 @@ from hiddenscope.vectors.vectors import single_site
 
 Adjust: TypeAlias = Literal["centre", "whiten"]
 
-# From this mean cosine on, most of each vector is what all of them share.
-NARROW = 0.5
 # A standard deviation below this share of the largest is the rounding of float32.
 SMALLEST_DEVIATION = 2.0**-20
 # If less than this share of the mean is left without it, it is rounding, and has no
@@ -48,22 +49,19 @@ def embed_texts(
             "Cannot embed texts", reason, "Give a model; for states call states.pool()."
         )
     sites = last_site(model) if site is None else site
+    if pool is not None:
+        pool = vector_pooling(pool)
     listed, pooling, limit = as_trained(model, texts_of(texts), pool, truncate)
     rows = vectors(model, listed, sites=sites, pool=pooling, truncate=limit)
     single_site(site, rows.sites)
     values = rows.values[0]
     if len(values) > 1:
-        cosine = mean_cosine(values)
-        note = (
+        progress.note(
             f"{model.name}, {pooling} of {rows.sites[0]}: the mean cosine of two of the"
-            f" {len(values):,} texts is {cosine:.2f}"
+            f" {len(values):,} texts is {mean_cosine(values):.2f}"
         )
-        if cosine > NARROW and adjust is None:
-            note += (
-                "; states that all point in nearly the same direction make poor"
-                " embeddings: try adjust='centre'"
-            )
-        progress.note(note)
+    for sentence in (*ruled(rows.pooled), *neighbours(told_apart(values))):
+        progress.note(sentence)
     if adjust is not None:
         if not isinstance(adjust, Adjustment):
             adjust = Adjustment.fit(values, adjust)
@@ -80,25 +78,6 @@ def embed_texts(
             )
         values = values / norms
     return values.float().numpy()
-
-
-def mean_cosine(values: Tensor) -> float:
-    """Return the mean cosine of two different rows.
-
-    It is 0 where they point everywhere, and near 1 where all point the same way.
-
-    >>> mean_cosine(torch.eye(3)), round(mean_cosine(torch.ones(3, 2)), 9)
-    (0.0, 1.0)
-    """
-    count = len(values)
-    if count < 2:
-        return 1.0
-    wide = values.double()
-    norms = wide.norm(dim=1, keepdim=True)
-    unit = wide / norms.clamp_min(torch.finfo(torch.float64).tiny)
-    # The squared norm of the sum holds every pair, and each row with itself.
-    cosines = unit.sum(0).square().sum() - unit.square().sum()
-    return float(cosines / (count * (count - 1)))
 
 
 @checked

@@ -6,7 +6,7 @@ import numpy as np
 
 from hiddenscope.results import Aside, Report, Result, Section, frozen
 from hiddenscope.results.pictures import Grid, Lines, Measure, Series
-from hiddenscope.results.sentences import counted, distinct, quote
+from hiddenscope.results.sentences import counted, distinct, neighbours, quote
 
 # More texts than this have no room in a grid.
 MOST_TEXTS = 40
@@ -21,6 +21,7 @@ class EmbedReport(Report):
     texts: int
     width: int
     mean_cosine: float
+    told_apart: float | None = None
 
 
 def story(report: EmbedReport, result: Result) -> Iterator[Section]:
@@ -35,6 +36,7 @@ def story(report: EmbedReport, result: Result) -> Iterator[Section]:
     if report.texts > 1:
         mean = report.mean_cosine
         findings.append(f"The mean cosine of two of them is {mean:.2f}.")
+        findings += neighbours(report.told_apart)
     if 1 < report.texts <= MOST_TEXTS:
         others = np.where(np.eye(len(cosines)), -np.inf, cosines)
         first, second = divmod(int(others.argmax()), len(others))

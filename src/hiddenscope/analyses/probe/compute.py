@@ -474,6 +474,7 @@ def _report(scored: Scored, token: Pooling) -> ProbeReport:
         all_equal_at=scored.equal or None,
         fixed_penalty=DEFAULT_PENALTY if is_fixed else None,
         not_converged_at=[site for site, is_done in pairs if not is_done] or None,
+        pooled=rows.pooled,
     )
 
 

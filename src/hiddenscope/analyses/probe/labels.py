@@ -19,7 +19,7 @@ from hiddenscope.sites import SitePatterns
 from hiddenscope.states import Pair, Pooling, Readable, Tokens
 from hiddenscope.states.arrays import Ints
 from hiddenscope.states.pool import Pool
-from hiddenscope.states.pooling import score_pooling
+from hiddenscope.states.pooling import SINKLESS, score_pooling
 from hiddenscope.texts import Belonging, Labelled, as_list, read
 from hiddenscope.vectors import Vectors, vectors
 from hiddenscope.vectors.dataset import (
@@ -117,7 +117,7 @@ def labelled_rows(
     if pools_scores and rows.tokens is not None:
         lengths = rows.tokens.lengths
         scored = list(torch.split(rows.values, lengths.tolist(), 1))
-        rows = replace(rows, values=Pool(lengths, "mean")(rows.values), tokens=None)
+        rows = replace(rows, values=Pool(lengths, SINKLESS)(rows.values), tokens=None)
     if rows.tokens is None:
         labels = _checked_labels(dataset.labels, rows.values.shape[1], "text")
     else:

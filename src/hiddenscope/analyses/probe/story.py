@@ -7,13 +7,14 @@ from typing import Literal
 from hiddenscope.results import Report, Result, Section, frozen
 from hiddenscope.results.drawing import labels, level
 from hiddenscope.results.pictures import Lines, Series
-from hiddenscope.results.report import Grouped
+from hiddenscope.results.report import Grouped, Pooled
 from hiddenscope.results.sentences import (
     counted,
     in_series,
     independence,
     plural,
     quote,
+    ruled,
     site_list,
     standing,
 )
@@ -165,6 +166,7 @@ class ProbeReport(Grouped, Probed):
     all_equal_at: list[str] | None = None
     fixed_penalty: float | None = None
     not_converged_at: list[str] | None = None
+    pooled: Pooled | None = None
 
     @property
     def interval_name(self) -> str:
@@ -422,6 +424,7 @@ def _why_above(report: ProbeReport, result: Result, p: float) -> str:
 
 def _limits(report: ProbeReport) -> Iterator[str]:
     """Yield what limits the findings."""
+    yield from ruled(report.pooled)
     if report.interval_holds:
         yield (
             "The intervals are not 95% ones: with several classes they held the truth"

@@ -87,7 +87,7 @@ NULL = {
     "_chance": ", median under shuffled labels",
     "_high": ", reached by one in twenty shuffled labels",
 }
-CORRECTED = "silhouette_p_corrected"
+CORRECTED = "apart_p"
 OF_PICTURE = {
     "distinct": "number of different states",
     "trust": "trustworthiness of the picture",
@@ -116,12 +116,18 @@ class Part:
 
     @property
     def p_corrected(self) -> dict[str, float]:
-        """Return the p-values of silhouettes, corrected for the number of sites."""
+        """Return the p-value of the clearer of two scores, corrected for all of both.
+
+        Silhouettes see classes that are single clouds, and neighbours any others.
+        """
         scored = self.scored
         if not scored:
             return {}
-        p_values = corrected([scores["silhouette"] for scores in scored.values()])
-        return dict(zip(scored, p_values, strict=True))
+        scores = []
+        for name in ("silhouette", "neighbour"):
+            scores += [of_site[name] for of_site in scored.values()]
+        p_values = np.reshape(corrected(scores), (2, -1)).min(0)
+        return dict(zip(scored, p_values.tolist(), strict=True))
 
 
 def draw_texts(
@@ -304,7 +310,7 @@ def _dataset(
     for score, (side, meaning) in product(SCORES, NULL.items()):
         long_names[f"{score}{side}"] = f"{LONG_NAMES[score]}{meaning}"
     long_names[CORRECTED] = (
-        "p-value of the silhouette, corrected for the number of sites"
+        "p-value of silhouette or neighbour, corrected for both at all sites"
     )
     long_names |= OF_PICTURE
     shape = (len(models), len(datasets), len(sites))
@@ -404,6 +410,7 @@ def _part_report(part: Part, panels: Sequence[Panel]) -> ProjectPart:
         labels_predicted=points.predicted,
         all_equal_at=[str(site) for site, panel in pairs if panel.picture is None]
         or None,
+        pooled=points.pooled,
         separation=_separation(part),
         picture=None if picture == PictureTrust() else picture,
         **tested,

@@ -9,13 +9,14 @@ import numpy as np
 from hiddenscope.results import Aside, Explanation, Report, Result, Section, frozen
 from hiddenscope.results.drawing import labels
 from hiddenscope.results.pictures import Lines, Panels, Series, shown_first
-from hiddenscope.results.report import Extremes, Grouped
+from hiddenscope.results.report import Extremes, Grouped, Pooled
 from hiddenscope.results.sentences import (
     counted,
     independence,
     model_name,
     plural,
     quote,
+    ruled,
     shortened,
     site_list,
     standing,
@@ -158,6 +159,7 @@ class ProjectPart(Grouped, PlottedPart):
     # None where labels cannot be permuted, 0 where there are not two classes to test.
     smallest_p: float | None = 0.0
     all_equal_at: list[str] | None = None
+    pooled: Pooled | None = None
     separation: Separation | None = None
     picture: PictureTrust | None = None
 
@@ -521,8 +523,8 @@ def _note(report: ProjectReport, result: Result) -> str:
     separations = [part.separation for part in report.parts if part.separation]
     if any(separation.apart_at for separation in separations):
         sentences.append(
-            f"Panels marked “{APART}” have classes apart by the silhouette (p at most"
-            " 0.05, corrected for all sites)."
+            f"Panels marked “{APART}” have classes apart (p at most 0.05 by silhouettes"
+            " or neighbours, corrected for both at all sites)."
         )
     if "model" in result.data.dims:
         sentences.append(
@@ -569,6 +571,7 @@ def _findings(report: ProjectReport, result: Result) -> Iterator[str]:
             )
         if part.all_equal_at:
             yield f"All states{of} are equal at {site_list(part.all_equal_at)}."
+        yield from ruled(part.pooled, of)
         if part.separation:
             yield _verdict(of, part.separation)
             yield independence(part, of)
@@ -598,29 +601,25 @@ def _findings(report: ProjectReport, result: Result) -> Iterator[str]:
 
 
 def _verdict(of: str, separation: Separation) -> str:
-    """Say where classes are apart by the silhouette, and whether neighbours agree."""
+    """Say where classes are apart, and how far where they are farthest."""
     best, apart_at = separation.best, separation.apart_at
+    size = (
+        f"at {best.site}: {best.silhouette:.2f}; there the nearest neighbour of"
+        f" {best.neighbour:.0%} of the points has the same class"
+    )
     if best.p_corrected is None:
         return (
-            f"The largest silhouette of the classes{of} is {best.silhouette:.2f}, at"
-            f" {best.site}. There is no p-value: the labels can be permuted in no other"
-            " way that keeps the sizes of the classes and the order of the texts."
+            f"The silhouette of the classes{of} is largest {size}. There is no p-value:"
+            " the labels can be permuted in no other way that keeps the sizes of the"
+            " classes and the order of the texts."
         )
     verdict = f"No site is shown to set the classes{of} apart"
     if apart_at:
         verdict = (
-            f"The classes{of} are apart at {site_list(apart_at)} by the silhouette (p"
-            " at most 0.05, corrected for all sites)"
+            f"The classes{of} are apart at {site_list(apart_at)} (p at most 0.05 by"
+            " silhouettes or neighbours, corrected for both at all sites)"
         )
-    p = np.nan if best.p.neighbour is None else best.p.neighbour
-    differs = ""
-    if apart_at and p > LEVEL:
-        differs = ", so nearest neighbours alone do not show it"
-    return (
-        f"{verdict}. The largest silhouette is {best.silhouette:.2f}, at {best.site};"
-        f" there the nearest neighbour of {best.neighbour:.0%} of the points has the"
-        f" same class (p = {p:.2g} at that site){differs}."
-    )
+    return f"{verdict}. The silhouette is largest {size}."
 
 
 def _examples(data: "xarray.Dataset") -> str:

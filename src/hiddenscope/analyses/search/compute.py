@@ -10,6 +10,7 @@ from torch import Tensor
 from hiddenscope import progress
 from hiddenscope.analyses.search.story import NearestRow, SearchReport
 from hiddenscope.errors import NotFinite, StatesError
+from hiddenscope.measures.neighbours import drawn, explained_by_chance, mean_cosine
 from hiddenscope.model import Model, ModelLike, as_source
 from hiddenscope.passes import Inputs, Texts
 from hiddenscope.results import Result
@@ -75,11 +76,7 @@ def find_nearest(
             reason,
             "Give another, or search by 'l2' or 'dot'.",
         )
-    nearest = Nearest(queries, k, nearness)
-    with progress.track("Searching", total=collection.count) as advance:
-        for block in collection.blocks():
-            nearest.see(block)
-            advance(len(block))
+    nearest, rows, by_chance = _search(collection, queries, k, nearness)
     first = []
     for row, name in enumerate(names[:LISTED]):
         number = int(nearest.numbers[row, 0])
@@ -88,7 +85,13 @@ def find_nearest(
             string = collection.strings[number][:SHORT]
         score = float(nearest.scores[row, 0])
         first.append(
-            NearestRow(query=name[:SHORT], number=number, score=score, string=string)
+            NearestRow(
+                query=name[:SHORT],
+                number=number,
+                score=score,
+                string=string,
+                by_chance=by_chance is not None and bool(by_chance[row]),
+            )
         )
     dims = ("query", "rank")
     numbers = nearest.numbers
@@ -114,9 +117,36 @@ def find_nearest(
         nearness=nearest.nearness,
         **collection.place,
         nearest=first,
+        typical=mean_cosine(rows) if nearness == "cosine" else None,
+        pooled=collection.pooled(rows, drawn(collection.count)),
     )
     data = to_dataset(variables, {"query": text_array(names), "rank": ranks})
     return Result("search", data, report, collection.source)
+
+
+def _search(
+    collection: Collection, queries: Tensor, k: int, nearness: Nearness
+) -> tuple[Nearest, Tensor, Tensor | None]:
+    """Return the nearest, rows at random, and which queries chance explains."""
+    nearest = Nearest(queries, k, nearness)
+    closest = torch.empty(queries.shape, dtype=torch.float64)
+    numbers = drawn(collection.count)
+    sample = []
+    done = 0
+    with progress.track("Searching", total=collection.count) as advance:
+        for block in collection.blocks():
+            nearest.see(block)
+            new = nearest.numbers[:, 0] >= done
+            closest[new] = block[nearest.numbers[new, 0] - done].cpu().double()
+            here = (numbers >= done) & (numbers < done + len(block))
+            sample.append(block[numbers[here] - done].cpu())
+            done += len(block)
+            advance(len(block))
+    rows = torch.cat(sample)
+    by_chance = None
+    if nearness == "cosine":
+        by_chance = explained_by_chance(rows, queries, closest, done)
+    return nearest, rows, by_chance
 
 
 def _queries(

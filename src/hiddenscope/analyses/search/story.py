@@ -8,7 +8,14 @@ import numpy as np
 from hiddenscope.results import Listing, Report, Result, Section, Table, frozen
 from hiddenscope.results.drawing import labels, long_name
 from hiddenscope.results.pictures import Grid, Lines, Measure, Series, Words
-from hiddenscope.results.sentences import distinct, quote, shortened, standing
+from hiddenscope.results.report import Pooled
+from hiddenscope.results.sentences import (
+    distinct,
+    quote,
+    ruled,
+    shortened,
+    standing,
+)
 
 if TYPE_CHECKING:
     import xarray
@@ -25,17 +32,21 @@ SCORES = {"dot": "dot product", "l2": "L2 distance"}
 
 @frozen
 class NearestRow:
-    """The nearest to one query."""
+    """The nearest to one query, and whether chance explains that it is as near."""
 
     query: str
     number: int
     score: float
     string: str | None = None
+    by_chance: bool = False
 
 
 @frozen
 class SearchReport(Report):
-    """What was searched, and the nearest to the first queries."""
+    """What was searched, and the nearest to the first queries.
+
+    `typical` is the median score of two rows at random, if there are enough to tell.
+    """
 
     searched: int
     unit: str
@@ -43,6 +54,8 @@ class SearchReport(Report):
     site: str | None = None
     token: str | int | None = None
     nearest: list[NearestRow]
+    typical: float | None = None
+    pooled: Pooled | None = None
 
     @property
     def score(self) -> str:
@@ -178,10 +191,13 @@ def _findings(report: SearchReport) -> Iterator[str]:
         name = f"{unit} {nearest.number}"
         if nearest.string is not None:
             name = quote(nearest.string)
+        chance = ", which is not told apart from chance" if nearest.by_chance else ""
         yield (
             f"Nearest to {quote(nearest.query)} is {name}, with"
-            f" {report.score} {nearest.score:.2f}."
+            f" {report.score} {nearest.score:.2f}{chance}."
         )
+    if report.typical is not None:
+        yield f"Two {unit}s at random have {report.score} {report.typical:.2f}."
     how = "dot product" if nearness == "dot" else nearness
     yield (
         f"All {report.searched:,} {unit}s were compared with every query by {how};"
@@ -189,6 +205,7 @@ def _findings(report: SearchReport) -> Iterator[str]:
     )
     if report.token is not None and report.token != "each":
         yield f"What was compared is {standing(report.token)} at {report.site}."
+    yield from ruled(report.pooled)
 
 
 def _listings(report: SearchReport, result: Result) -> Iterator[Listing]:

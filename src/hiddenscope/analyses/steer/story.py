@@ -27,7 +27,11 @@ MOST_ANSWERS = 6
 LARGE = 3
 # Changes of at least this size are shown as whole percents.
 WHOLE_PERCENT = 0.0995
-POOLED = {"last": "at the last token", "mean": "averaged over the tokens"}
+POOLED = {
+    "last": "at the last token",
+    "mean": "averaged over the tokens",
+    "mean:sinkless": "averaged over the tokens but sinks",
+}
 
 
 @frozen
