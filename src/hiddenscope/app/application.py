@@ -40,7 +40,8 @@ LABELS = {"a": "Text A", "b": "Text B", "name": "model"}
 PREDICATES = {
     "string_too_short": "is empty",
     "too_short": "is empty",
-    "string_too_long": "has more than {max_length:,} characters",
+    "string_too_long": "has more than {max_length:,} characters: shorten it, or ask in"
+    " Python, which takes any length",
     "too_long": "has more than {max_length:,} entries",
     "greater_than_equal": "must be at least {ge:,.0f}, got {input}",
     "less_than_equal": "must be at most {le:,.0f}, got {input}",

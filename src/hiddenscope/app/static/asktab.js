@@ -190,8 +190,10 @@ export function askTab(root, asker, analyses, lists) {
     ),
     place,
   );
-  const linked = analyses.find((candidate) => candidate.word === readPage("word"));
+  const word = readPage("word");
+  const linked = analyses.find((candidate) => candidate.word === word);
   if (linked) open(linked, true);
+  else if (word) place.replaceChildren(paragraph(`There is no analysis “${word.slice(0, 40)}”.`));
   document.documentElement.dataset.ready = "true";
 }
 

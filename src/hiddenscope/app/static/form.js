@@ -13,7 +13,7 @@ import { DTYPES, dtypeField, modelField } from "./fields.js";
 
 // What a field shows while it is empty and has no default.
 const EXAMPLES = /** @type {Record<string, string>} */ ({
-  texts: "one text on each line",
+  texts: "one text on each line; blank lines are left out",
   sites: "layer.3, layer.*, final, *.attn",
   numbers: "-1,1,2, or ablate",
 });
@@ -110,7 +110,8 @@ function typed({ kind, label, help, default: value }) {
   const input = wide
     ? element("textarea", { rows, spellcheck: "false" })
     : element("input", { type, spellcheck: "false" });
-  const example = value === null ? (EXAMPLES[kind] ?? "") : String(value);
+  const named = help.match(/such as ([\w.*]*\w)/)?.[1];
+  const example = value === null ? (named ?? EXAMPLES[kind] ?? "") : String(value);
   if (example) input.setAttribute("placeholder", example);
   return {
     root: labelled(label, input, help, wide),

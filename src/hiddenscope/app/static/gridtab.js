@@ -206,7 +206,14 @@ export class GridTab {
     this.model?.set(held("model"));
     this.a?.set(held("a"));
     this.b?.set(held("b"));
+    const overlay = held("overlay");
+    const isKnown = Object.hasOwn(OVERLAYS, overlay);
+    if (!isKnown) hold("overlay", "norm");
     this.arrange();
+    if (!isKnown)
+      this.why?.replaceChildren(
+        paragraph(`There is no overlay “${overlay.slice(0, 40)}”. The norms are shown.`, true),
+      );
     void this.paint();
   }
 

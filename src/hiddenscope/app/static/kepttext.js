@@ -104,11 +104,15 @@ export class KeptText {
       ]),
       place,
     );
-    this.grid = remembered(place, new ChoosingGrid(place, view, (cell) => this.chosen(cell)));
     const cell = heldCell();
+    this.grid = remembered(place, new ChoosingGrid(place, view, (cell) => this.chosen(cell)));
     if (cell && view.sites.includes(cell.site) && cell.column in view.tokens)
       await this.near(cell.site, cell.column);
     else this.noCell();
+    if (cell && this.grid.pin < 0)
+      this.aside.append(
+        paragraph(`This text has no state ${cell.site.slice(0, 40)} at token ${cell.column}.`),
+      );
   }
 
   /**

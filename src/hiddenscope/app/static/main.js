@@ -46,7 +46,8 @@ async function start() {
   if (!location.hash) pinFirst(FIRST_CELL);
 
   const show = () => {
-    const tab = held("tab") in TABS ? held("tab") : "grid";
+    const tab = Object.hasOwn(TABS, held("tab")) ? held("tab") : "grid";
+    if (tab !== held("tab")) asker.say(`There is no tab “${held("tab").slice(0, 40)}”.`, true);
     for (const link of nav.querySelectorAll("a")) {
       if (link.dataset.tab === tab) link.setAttribute("aria-current", "page");
       else link.removeAttribute("aria-current");

@@ -100,8 +100,11 @@ export async function storeTab(root, asker, analyses, lists) {
       : [paragraph(NONE, true)]),
     place,
   );
-  const first = stores.find((store) => store.name === readPage("store")) ?? stores[0];
+  const named = readPage("store");
+  const first = named ? stores.find((store) => store.name === named) : stores[0];
   if (first) open(first);
+  else if (named)
+    place.replaceChildren(paragraph("This link's store is not below the folder of --root."));
   document.documentElement.dataset.ready = "true";
 }
 
@@ -261,7 +264,10 @@ class OpenStore {
 
   /** The texts nearest to the query. */
   async search() {
-    if (!this.query.value.trim()) return this.page(0);
+    if (!this.query.value.trim()) {
+      await this.page(0);
+      return this.list.prepend(paragraph("Type a text to search for: all texts are shown.", true));
+    }
     writePage("q", this.query.value);
     writePage("site", this.site.value);
     const question = { store: this.store.name, query: this.query.value, site: this.site.value };

@@ -78,6 +78,40 @@ def test_typing_changes_the_grid_and_the_address(grid: Grid) -> None:
     assert shown.page.locator(".lead.tight").inner_text().startswith("Logit lens")
 
 
+def test_a_link_that_leads_nowhere_says_so(
+    look: Opener, tiny_name: str, store: hs.Store
+) -> None:
+    shown = look(fragment(model=tiny_name, a=A, b=B, overlay="nonsense", **PIN))
+    shown.heading("The norm")
+    shown.state()
+    shown.page.get_by_text("There is no overlay “nonsense”.").wait_for()
+    assert shown.page.get_by_role("radio", name="Norm", exact=True).is_checked()
+    for parts, said in (
+        ({"tab": "nonsense"}, "There is no tab “nonsense”."),
+        ({"tab": "ask", "word": "nonsense"}, "There is no analysis “nonsense”."),
+        ({"tab": "stores", "store": "store:0"}, "is not below the folder of --root"),
+        (
+            {"tab": "stores", "text": "1", "0.pin": "layer.99~1"},
+            "This text has no state layer.99 at token 1.",
+        ),
+    ):
+        look(fragment(model=tiny_name, **parts)).page.get_by_text(said).wait_for()
+
+
+def test_what_the_workbench_does_not_take_is_said_with_what_it_takes(
+    grid: Grid, look: Opener, store: hs.Store, tiny_name: str
+) -> None:
+    shown = grid(expected=("422",))
+    shown.page.get_by_label("Text A").fill("x" * 20_001)
+    shown.page.get_by_text("20,000 characters: shorten it, or ask in Py").wait_for()
+    asked = look(fragment(tab="ask", word="examples")).page
+    neuron = asked.get_by_label("Neuron", exact=False).first
+    assert neuron.get_attribute("placeholder") == "layer.3.mlp.neuron.7"
+    stores = look(fragment(tab="stores", model=tiny_name)).page
+    stores.get_by_role("button", name="Search").click()
+    stores.get_by_text("Type a text to search for: all texts are shown.").wait_for()
+
+
 def test_a_cell_is_chosen_by_mouse_and_by_keys_and_changed(grid: Grid) -> None:
     shown = grid()
     assert "Choose a cell" in shown.panel.inner_text()
