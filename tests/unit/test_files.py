@@ -5,16 +5,11 @@ import json
 import os
 import shutil
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-import hiddenscope as hs
-from hiddenscope.analyses.drift.result import read_baseline
-from hiddenscope.causes.contrast import read_interchanges
-from hiddenscope.cli.arguments import read_saved
 from hiddenscope.errors import Damaged, FileError
 from hiddenscope.files import (
     check_archive,
@@ -23,7 +18,6 @@ from hiddenscope.files import (
     read_tensors,
     replacing,
 )
-from hiddenscope.loading import folder
 
 E = np.eye(3)[:, :2]
 
@@ -116,25 +110,6 @@ def test_what_is_no_file_is_never_opened(tmp_path: Path) -> None:
                 read(path, "Cannot read it")
         with pytest.raises(FileError, match=said), open_tensors(path, "No"):
             pass
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes")
-def test_no_reader_waits_for_a_pipe(tmp_path: Path) -> None:
-    readers: dict[str, Callable[[Path], object]] = {
-        ".json": folder.read_json,
-        ".safetensors": folder.stored_tensors,
-        ".baseline": read_baseline,
-        ".nc": hs.Result.load,
-        ".gguf": hs.Direction.load,
-        ".npz": hs.States.read,
-        ".npy": read_saved,
-        ".jsonl": lambda path: read_interchanges(str(path)),
-    }
-    for suffix, read in readers.items():
-        path = tmp_path / f"x{suffix}"
-        os.mkfifo(path)
-        with pytest.raises(FileError, match="is a named pipe"):
-            read(path)
 
 
 @pytest.mark.parametrize("shape", [[10**9, 0], [2, 2 * 10**6, 0], [0, 2**62, 2**62]])
