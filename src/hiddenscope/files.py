@@ -26,7 +26,7 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hiddenscope.errors import Damaged, Error, FileError
 
@@ -126,15 +126,23 @@ def check_file(path: PathLike, problem: str, most: float = math.inf) -> int:
     return status.st_size
 
 
+@contextmanager
+def reading(problem: str) -> Iterator[None]:
+    """Turn whatever a library raises of a damaged file into an error of ours."""
+    try:
+        yield
+    except Error:
+        raise
+    except Exception as error:
+        reason = f"it is damaged, cut short, or not such a file ({str(error)[:120]})"
+        raise Damaged(problem, reason, "Save or download it again.") from error
+
+
 def check_archive(path: PathLike, problem: str) -> int:
     """Return the bytes that a zip file unpacks to; refuse one that grows too much."""
     size = check_file(path, problem)
-    try:
-        with zipfile.ZipFile(path) as archive:
-            unpacked = sum(member.file_size for member in archive.infolist())
-    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-        reason = f"it is damaged, or no zip file ({printable(str(error))})"
-        raise Damaged(problem, reason, "Save or download it again.") from error
+    with reading(problem), zipfile.ZipFile(path) as archive:
+        unpacked = sum(member.file_size for member in archive.infolist())
     check_growth(unpacked, size, problem)
     return unpacked
 
@@ -168,20 +176,14 @@ def open_tensors(path: PathLike, problem: str, framework: str = "pt") -> Iterato
 
     safetensors checks that every byte belongs to exactly one tensor.
     """
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     size = check_file(path, problem)
-    try:
-        with safe_open(path, framework=framework) as file:
-            # The file is not a mapping, and cannot be iterated itself.
-            for name in file.keys():  # noqa: SIM118
-                check_shape(name, file.get_slice(name).get_shape(), size, problem)
-            yield file
-    except FileError:
-        raise
-    except (SafetensorError, OSError) as error:
-        reason = f"it is damaged, cut short, or not such a file ({str(error)[:200]})"
-        raise Damaged(problem, reason, "Save or download it again.") from error
+    with reading(problem), safe_open(path, framework=framework) as file:
+        # The file is not a mapping, and cannot be iterated itself.
+        for name in file.keys():  # noqa: SIM118
+            check_shape(name, file.get_slice(name).get_shape(), size, problem)
+        yield file
 
 
 def read_arrays(path: PathLike, problem: str) -> "dict[str, NDArray[Any]]":
@@ -189,48 +191,20 @@ def read_arrays(path: PathLike, problem: str) -> "dict[str, NDArray[Any]]":
 
     Arrays of objects, which would be unpickled, are refused.
     """
-    size = check_file(path, problem)
-    arrays = {}
-    try:
-        with open(path, "rb") as file:
-            if not zipfile.is_zipfile(file):
-                return {"": _read_array(file, size, problem)}
-            check_archive(path, problem)
-            with zipfile.ZipFile(file) as archive:
-                for member in archive.infolist():
-                    name = member.filename.removesuffix(".npy")
-                    with archive.open(member) as stream:
-                        arrays[name] = _read_array(stream, member.file_size, problem)
-                        # zipfile checks its checksum at the end.
-                        stream.read(1)
-        return arrays
-    except FileError:
-        raise
-    # zipfile, zlib and numpy raise whatever damage leads to.
-    except Exception as error:
-        reason = f"it is damaged, cut short, or not such a file ({str(error)[:120]})"
-        raise Damaged(problem, reason, "Save or download it again.") from error
-
-
-def _read_array(stream: IO[bytes], size: int, problem: str) -> "NDArray[Any]":
-    """Read an array whose header claims no more than the bytes that follow.
-
-    numpy takes the memory that the header names before it reads.
-    """
     import numpy as np
 
-    stream.seek(0)
-    version = np.lib.format.read_magic(stream)
-    if version == (1, 0):
-        shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
-    else:
-        shape, _, dtype = np.lib.format.read_array_header_2_0(stream)
-    check_shape("an array", shape, size, problem)
-    if math.prod(shape) * dtype.itemsize > size - stream.tell():
-        raise ValueError(f"an array is {list(shape)}, more than the file holds")
-    stream.seek(0)
-    array: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
-    return array
+    size = check_file(path, problem)
+    if zipfile.is_zipfile(path):
+        size = check_archive(path, problem)
+    with reading(problem):
+        loaded = np.load(path, allow_pickle=False)
+        arrays = {"": loaded}
+        if not isinstance(loaded, np.ndarray):
+            with loaded:
+                arrays = {name: loaded[name] for name in loaded.files}
+        for name, array in arrays.items():
+            check_shape(name or "the array", array.shape, size, problem)
+        return arrays
 
 
 def seal(path: Path) -> None:

@@ -209,7 +209,7 @@ def test_shapes_that_a_file_cannot_fill_are_refused(
         archive.writestr("bias.npy", npy_header(shape))
     (tmp_path / "w.npy").write_bytes(npy_header(shape))
     for name in ("w.npz", "w.npy"):
-        with pytest.raises(Damaged, match="No: an array is"):
+        with pytest.raises(Damaged, match="(bias|array) is|cut short"):
             read_arrays(tmp_path / name, "No")
 
 
@@ -228,10 +228,13 @@ def test_an_array_claims_no_more_than_its_file_holds(tmp_path: Path) -> None:
     assert arrays["a"].tolist() == [0, 1, 2] and (arrays["b"] == E).all()
     assert all(array.flags.writeable for array in arrays.values())
     # A dtype may have no bytes.
-    for header in (npy_header([10**6]), npy_header([10**9]).replace(b"<f4", b"|V0")):
+    for header in (npy_header([10**12]), npy_header([10**9]).replace(b"<f4", b"|V0")):
         (tmp_path / "b.npy").write_bytes(header)
-        with pytest.raises(Damaged, match="an array is"):
-            read_arrays(tmp_path / "b.npy", "No")
+        with zipfile.ZipFile(tmp_path / "b.npz", "w") as archive:
+            archive.writestr("b.npy", header)
+        for name in ("b.npy", "b.npz"):
+            with pytest.raises(Damaged, match="(b|array) is|cut short"):
+                read_arrays(tmp_path / name, "No")
 
 
 def test_a_packed_file_takes_no_more_memory_than_its_size_allows(

@@ -37,7 +37,7 @@ from hiddenscope.app.schemas import (
 from hiddenscope.app.settings import Settings
 from hiddenscope.app.uploads import UPLOAD_NAME, Upload, Uploads
 from hiddenscope.errors import Error, FileError, LoadError, TextError, UnknownModel
-from hiddenscope.files import believable, identity, open_tensors
+from hiddenscope.files import believable, identity, open_tensors, reading
 from hiddenscope.loading import zoo
 from hiddenscope.loading.folder import read_json
 from hiddenscope.loading.outline import outline
@@ -277,10 +277,8 @@ class Library:
         for folder, folders, files in os.walk(path, followlinks=True):
             for name in (*folders, *files):
                 count += 1
-                entry = os.path.join(folder, name)
-                target = Path(os.path.realpath(entry))
-                is_link = os.path.islink(entry)
-                if is_link and not any(map(target.is_relative_to, places)):
+                target = Path(os.path.realpath(os.path.join(folder, name)))
+                if not any(map(target.is_relative_to, places)):
                     return False
             if count > MAX_ENTRIES:
                 return False
@@ -480,7 +478,7 @@ def _read_file_texts(
     `file_identity` makes the cache forget a file that has changed.
     """
     problem = f"Cannot read states from {path.name}"
-    try:
+    with reading(problem):
         prefix, stack = next(iter((_read_stacks(path) or {}).items()))
         with open_tensors(path, problem, "np") as file:
             text_of_token = file.get_tensor(f"{prefix}text")
@@ -495,9 +493,3 @@ def _read_file_texts(
         if len(texts) != len(lengths):
             raise ValueError(f"{len(texts)} texts, and tokens of {len(lengths)}")
         return lengths, texts
-    except DAMAGED as error:
-        raise FileError(
-            problem,
-            f"it is damaged, or not such a file ({str(error)[:200]})",
-            "Save the states again.",
-        ) from error

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, TypeAlias
 
 from hiddenscope.arguments import checked
 from hiddenscope.errors import FileError, TextError
+from hiddenscope.files import check_file
 from hiddenscope.interface import ask, declared, readable
 from hiddenscope.results.report import frozen
 
@@ -166,13 +167,14 @@ class Interchange:
 
 def read_interchanges(path: str) -> list[Interchange]:
     """Read pairs from a .jsonl or .csv file, whose columns are the fields."""
+    problem = f"Cannot read pairs from {path[:80]!a}"
+    check_file(path, problem)
     try:
         with Path(path).open(encoding="utf-8", newline="") as lines:
             if path.endswith(".jsonl"):
                 return interchanges(lines)
             rows = [*csv.DictReader(lines)]
     except (OSError, UnicodeError, csv.Error) as error:
-        problem = f"Cannot read pairs from {path[:80]!a}"
         remedy = "Give a .jsonl or .csv file with base, source, answer, counterfactual."
         raise FileError(problem, f"{error}"[:120], remedy) from error
     return [_interchange(row) for row in rows]

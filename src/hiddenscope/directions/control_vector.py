@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hiddenscope.errors import FileError, NotFinite, SiteError
-from hiddenscope.files import PathLike, check_file, replacing
+from hiddenscope.files import PathLike, reading, replacing
 from hiddenscope.loading.gguf import read_header
 from hiddenscope.results import Facts
 from hiddenscope.sites import Site
@@ -83,8 +83,7 @@ def read_control_vector(
     from gguf import GGUFReader
 
     problem = f"Cannot read a control vector from {ascii(Path(path).name)[1:-1]}"
-    check_file(path, problem)
-    try:
+    with reading(problem):
         # The reader of gguf believes every count, and makes an object of each item.
         read_header(Path(path))
         reader = GGUFReader(path)
@@ -111,12 +110,6 @@ def read_control_vector(
         # repeng writes no facts.
         facts = json.loads(_string(reader, _FACTS) or "{}")
         hint = _string(reader, _HINT)
-    except (FileError, NotFinite):
-        raise
-    except Exception as error:
-        # The reader of gguf raises whatever damage leads to.
-        reason = f"it is damaged, or no GGUF file ({str(error)[:100]})"
-        raise FileError(problem, reason, "Write the file again.") from error
     if not vectors:
         raise FileError(problem, "it has no vectors", "Give one with vectors.")
     return vectors, hint, facts if isinstance(facts, dict) else {}

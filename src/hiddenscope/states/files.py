@@ -24,6 +24,7 @@ from hiddenscope.files import (
     open_tensors,
     read_arrays,
     read_tensors,
+    reading,
     write_tensors,
 )
 from hiddenscope.sites import Site
@@ -286,7 +287,7 @@ def _read_packed(path: Path, size: int, problem: str) -> dict[str, Tensor]:
     import pyarrow
     from safetensors.torch import load
 
-    try:
+    with reading(problem):
         with pyarrow.input_stream(path, compression="zstd") as content:
             whole = content.read(believable(size) + 1)
         check_growth(len(whole), size, problem)
@@ -294,9 +295,3 @@ def _read_packed(path: Path, size: int, problem: str) -> dict[str, Tensor]:
         for name, tensor in tensors.items():
             check_shape(name, tensor.shape, size, problem)
         return tensors
-    except FileError:
-        raise
-    except Exception as error:
-        # Each of the two libraries has errors of its own for a damaged file.
-        reason = f"it is damaged, cut short, or not such a file ({str(error)[:120]})"
-        raise FileError(problem, reason, "Write the file again.") from error

@@ -170,9 +170,9 @@ def as_trained(
         strings = [text.lower() for text in strings]
     if trained.prompt:
         strings = [trained.prompt + text for text in strings]
-    longest = trained.longest
+    longest: float | None = trained.longest
     if longest is None:
-        longest = getattr(model.tokenizer, "model_max_length", math.inf)
+        longest = float(getattr(model.tokenizer, "model_max_length", math.inf))
     # A tokenizer without a limit has an absurd one. The window holds then.
     window = model.text_encoder.window or LONGEST
     return strings, pool, int(min(LONGEST, window, longest))
