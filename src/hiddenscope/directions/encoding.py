@@ -21,7 +21,7 @@ NEEDED = {
 
 @dataclass(frozen=True, eq=False)
 class Encoding:
-    """How activations are computed from a state.
+    """Say how the activations of a dictionary are computed from a state.
 
     The products are `x @ W_enc + b_enc`. `gate` says which of them are kept: "linear",
     all; "relu", those above 0; "threshold", those above the `threshold` of their
@@ -35,6 +35,9 @@ class Encoding:
     its mean over the width is taken out; unless it is a transcoder's, what is decoded
     is brought back. `by_norm`: what the threshold, or the rank among the k largest, is
     about is the product times the norm of the direction.
+
+    >>> Encoding("topk", k=32).gate
+    'topk'
     """
 
     gate: Gate = "relu"
