@@ -233,6 +233,7 @@ NAMES = {
     "Corpus": "extract",
     "Dictionary": "directions.dictionary",
     "Direction": "directions.direction",
+    "Encoding": "directions.encoding",
     "Engine": "extract",
     "ExtractJob": "extract",
     "Inputs": "passes.inputs",
@@ -275,6 +276,7 @@ PUBLIC = NAMES | {analysis.word: analysis.module for analysis in ANALYSES}
 PROVISIONAL = {
     "Adjustment": "how vectors are adjusted for comparison may get other fields",
     "Corpus": "belongs to `ExtractJob`",
+    "Encoding": "other dictionaries may need other gates",
     "Engine": "another cluster may need another protocol",
     "ExtractJob": "the parts of a job were named for one engine and Ray alone",
     "Interchange": "belongs to `variable`",

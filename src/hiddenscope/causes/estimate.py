@@ -224,7 +224,7 @@ class Effects:
         if mid in self.base and site.part == "mlp.input":
             tap = self.model.anatomy.taps[mid]
             norm = self.model.module.get_submodule(tap.path)
-            stream, expected = self.base[mid], self.base[site]
+            stream, expected = self.base[mid][None], self.base[site][None]
             if tap.side == "input" and torch.equal(norm.forward(stream), expected):
                 away = self.differences[torch.from_numpy(writers)]
                 read: Tensor = norm.forward(stream + away.to(stream))
@@ -267,7 +267,7 @@ class Effects:
             if known is None:
                 known = torch.zeros_like(tensor)
             place = self.model.anatomy.tap(site)
-            rows = place.layout.states(known, self.stepper.tokens).float()
+            rows = place.layout.gradients(known, self.stepper.tokens).float()
             slopes[site] = rows if gradients == "dropped" else rows.mean(0)[None]
         return slopes
 

@@ -21,7 +21,7 @@ NEEDED = {
 
 @dataclass(frozen=True, eq=False)
 class Encoding:
-    """How activations are computed from a state.
+    """Say how the activations of a dictionary are computed from a state.
 
     The products are `x @ W_enc + b_enc`. `gate` says which of them are kept: "linear",
     all; "relu", those above 0; "threshold", those above the `threshold` of their
@@ -37,6 +37,9 @@ class Encoding:
     is one of "length" and "centred", and only the model says which. `by_norm`: what the
     threshold, or the rank among the k largest, is about is the product times the norm
     of the direction.
+
+    >>> Encoding("topk", k=32).gate
+    'topk'
     """
 
     gate: Gate = "relu"

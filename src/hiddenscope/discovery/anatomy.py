@@ -87,6 +87,8 @@ class HeadLayout:
         recent = heads[:, ::copies, heads.shape[2] - tokens :]
         return recent.transpose(1, 2).flatten(2)
 
+    gradients = states
+
     def with_states(self, tensor: Tensor, states: Tensor) -> Tensor:
         """Return a copy of the operand that holds other states."""
         # Contiguous, so that to split it makes no copy.
@@ -138,12 +140,14 @@ class OperationTap:
 class Projection:
     """The linear map at the end of a branch, and the tap of its input.
 
-    `norm` is the path of a norm that comes after it, which rescales every token.
+    `norm` is the path of a norm that comes after it, which rescales every token, and
+    what comes out is added times `scale`.
     """
 
     tap: Tap
     width: int
     norm: str = ""
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -302,6 +306,7 @@ class Write:
         self.norm = module.get_submodule(projection.norm) if projection.norm else None
         self.columns = columns
         self.width = projection.width
+        self.scale = projection.scale
         self.weight = _weight(self.part)
 
     def __call__(self, inputs: Tensor) -> Tensor:
@@ -310,7 +315,8 @@ class Write:
 
     def bias(self, inputs: Tensor) -> Tensor:
         """Return what the projection adds for inputs [..., width] of zeros."""
-        return self._normed(self.part.forward(torch.zeros_like(inputs)), inputs)
+        bias = self._scaled(self.part.forward(torch.zeros_like(inputs)))
+        return self._normed(bias, inputs)
 
     def _normed(self, written: Tensor, inputs: Tensor) -> Tensor:
         if self.norm is None:
@@ -322,14 +328,17 @@ class Write:
         columns = self.columns
         if self.weight is not None:
             weight = self.weight[:, columns].to(piece)
-            return functional.linear(piece, weight)
+            return self._scaled(functional.linear(piece, weight))
         # A quantised or adapted projection: only its own code knows its weight.
         masked = piece.new_zeros(*piece.shape[:-1], self.width)
         nothing = torch.zeros_like(masked)
         masked[..., columns] = piece
         biased: Tensor = self.part.forward(masked)
         bias: Tensor = self.part.forward(nothing)
-        return biased - bias
+        return self._scaled(biased - bias)
+
+    def _scaled(self, written: Tensor) -> Tensor:
+        return written if self.scale == 1 else written * self.scale
 
     def gain(self, written: Tensor) -> Tensor:
         """Return the gain of the norm for each channel of what is written.
@@ -355,10 +364,10 @@ def effects_along(
     """
     part = module.get_submodule(projection.tap.path)
     batch = inputs[None]
-    along = directions
+    along = directions * projection.scale
     if projection.norm:
         norm = module.get_submodule(projection.norm)
-        along = directions * frozen_scale(norm, part.forward(batch))[0]
+        along = along * frozen_scale(norm, part.forward(batch))[0]
     bias = part.forward(torch.zeros_like(batch))[0].double()
     weight = _weight(part)
     blocks = []

@@ -12,8 +12,10 @@ another and the last must not; otherwise they are not called attention and MLP h
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
+from math import inf
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -54,29 +56,44 @@ class _Value:
     projection: float
     size: float
 
+    def times(self, scale: float) -> _Value:
+        """Return the value times a number, as a tap shows it whose layout has it."""
+        layout = replace(self.tap.layout, scale=scale)
+        products = scale * self.projection, abs(scale) * self.size
+        return _Value(replace(self.tap, layout=layout), scale * self.states, *products)
+
 
 @dataclass(frozen=True)
 class _Step:
     """One branch that is added to the residual stream, and the stream afterwards.
 
-    `normed` says that a norm came between.
+    `normed` says that a norm came between, and `off` by how much the sum is off.
     """
 
     branch: _Value
     stream: _Value
     normed: bool
+    off: float
 
 
 def dissect(
-    call: Call, before: Tap, trace: Trace, into: Tensor, layout: Layout
+    call: Call,
+    before: Tap,
+    trace: Trace,
+    into: Tensor,
+    layout: Layout,
+    scales: Sequence[float] = (),
 ) -> Block:
     """Find the parts of one block call.
 
-    `into` is the state that enters it, and `before` is that state's tap.
+    `into` is the state that enters it, and `before` is that state's tap. Branches may
+    be added times one of the `scales`.
     """
-    values = _BlockValues(trace, call, into, layout)
-    # Ways of adding two or three branches in turn, the shortest first.
-    for steps in sorted(values.walk((), values.entry), key=len):
+    values = _BlockValues(trace, call, into, layout, scales)
+    # Ways of adding two or three branches in turn, the shortest first. In half
+    # precision other values may pass for a sum, such as a norm of it, but these are
+    # farther off.
+    for steps in sorted(values.walk((), values.entry), key=_rank):
         if len({step.normed for step in steps}) > 1:
             continue
         names = ("attn", "mlp") if len(steps) == 2 else ("attn", "cross", "mlp")
@@ -84,7 +101,7 @@ def dissect(
         parts["mid"] = steps[-2].stream.tap
         kind = "post-norm" if steps[0].normed else "pre-norm"
         return Block(call.path, kind, parts)
-    for first, second in values.parallel():
+    for _, first, second in sorted(values.parallel(), key=itemgetter(0)):
         parts = {"attn": first.tap, "mid": before, "mlp": second.tap}
         return Block(call.path, "parallel", parts)
     kind = "other"
@@ -97,10 +114,21 @@ def dissect(
     return Block(call.path, kind, refused=refused)
 
 
+def _rank(steps: Sequence[_Step]) -> tuple[int, float]:
+    return len(steps), sum(step.off for step in steps)
+
+
 class _BlockValues:
     """The values inside one block call, and the sums among them."""
 
-    def __init__(self, trace: Trace, call: Call, into: Tensor, layout: Layout) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        call: Call,
+        into: Tensor,
+        layout: Layout,
+        scales: Sequence[float],
+    ) -> None:
         self.trace = trace
         self.layout = layout
         self.eps = torch.finfo(into.dtype).eps
@@ -120,6 +148,9 @@ class _BlockValues:
                 self.all.append(value)
         if self.end is not None:
             self.all.append(self.end)
+        self.branches = [*self.outputs.values()]
+        for scale in scales:
+            self.branches += [value.times(scale) for value in self.outputs.values()]
         self.norms = []
         for other in inner:
             if other.into is None or other.out is None:
@@ -134,28 +165,28 @@ class _BlockValues:
             if before is not None and after is not None:
                 self.norms.append((before, after))
 
-    def parallel(self) -> Iterator[tuple[_Value, _Value]]:
-        """Yield pairs of outputs that, both added to the input, give the output.
+    def parallel(self) -> Iterator[tuple[float, _Value, _Value]]:
+        """Yield pairs of branches that, both added to the input, give the output.
 
-        The one that was called first comes first. A part that writes nothing is no
-        branch: adding it would prove nothing of where it is added.
+        Before them stands by how much the sum is off. The one that was called first
+        comes first. A part that writes nothing is no branch: adding it would prove
+        nothing of where it is added.
         """
         if self.end is None:
             return
-        for first, second in combinations(self.outputs.values(), 2):
+        for first, second in combinations(self.branches, 2):
             if first.size == 0 or second.size == 0:
                 continue
-            if self._is_sum(self.end, (self.entry, first, second)):
-                yield first, second
+            off = self._off(self.end, (self.entry, first, second))
+            if off < inf:
+                yield off, first, second
 
     def is_single(self) -> bool:
         """Tell whether one branch, added to the input, gives the output."""
         if self.end is None:
             return False
-        for value in self.outputs.values():
-            if self._adds_up(self.end, (self.entry, value)):
-                return True
-        return False
+        sums = [self._off(self.end, (self.entry, value)) for value in self.branches]
+        return min(sums, default=inf) < inf
 
     def walk(
         self, way: tuple[_Step, ...], stream: _Value
@@ -163,38 +194,39 @@ class _BlockValues:
         """Yield the ways from the stream to the output by adding further branches."""
         if self.end is None or len(way) == MOST_BRANCHES:
             return
-        for branch in self.outputs.values():
-            if branch.size == 0 or any(branch is step.branch for step in way):
+        for branch in self.branches:
+            if branch.size == 0 or any(branch.tap == step.branch.tap for step in way):
                 continue
-            for after, normed in self._after(stream, branch):
-                longer = (*way, _Step(branch, after, normed))
-                if not same(after.states, self.end.states):
-                    yield from self.walk(longer, after)
+            for step in self._after(stream, branch):
+                longer = (*way, step)
+                if not same(step.stream.states, self.end.states):
+                    yield from self.walk(longer, step.stream)
                 elif len(longer) > 1:
                     yield longer
 
-    def _after(self, stream: _Value, branch: _Value) -> Iterator[tuple[_Value, bool]]:
+    def _after(self, stream: _Value, branch: _Value) -> Iterator[_Step]:
         """Yield what the stream may be after a branch: the sum, or its norm."""
         terms = (stream, branch)
         for value in self.all:
-            if value is not stream and self._is_sum(value, terms):
-                yield value, False
+            off = inf if value is stream else self._off(value, terms)
+            if off < inf:
+                yield _Step(branch, value, False, off)
         for before, after in self.norms:
-            if self._is_sum(before, terms):
-                yield after, True
+            off = self._off(before, terms)
+            if off < inf:
+                yield _Step(branch, after, True, off)
 
-    def _is_sum(self, total: _Value, terms: Sequence[_Value]) -> bool:
-        """Tell whether the terms add up to the total, within rounding."""
+    def _off(self, total: _Value, terms: Sequence[_Value]) -> float:
+        """Return by how much terms miss a total; infinity if by more than rounding."""
         # Projections add up wherever the values do, and cost far less.
         difference = abs(total.projection - sum(term.projection for term in terms))
-        size = sum(term.size for term in terms)
-        return difference <= ROUNDING * self.eps * size and self._adds_up(total, terms)
-
-    def _adds_up(self, total: _Value, terms: Sequence[_Value]) -> bool:
+        if difference > ROUNDING * self.eps * sum(term.size for term in terms):
+            return inf
         added = torch.stack([term.states.double() for term in terms]).sum(0)
         sizes = [value.states.double().abs() for value in (*terms, total)]
         allowed = ROUNDING * self.eps * torch.stack(sizes).amax(0)
-        return bool(((total.states.double() - added).abs() <= allowed).all())
+        missing = (total.states.double() - added).abs()
+        return float(missing.norm()) if (missing <= allowed).all() else inf
 
     def _value(self, tap: Tap, states: Tensor) -> _Value:
         products = states.double().cpu() * self.direction
@@ -254,11 +286,11 @@ def _disturb(module: nn.Module, tap: Tap, tokens: int, size: float) -> hooks.Wat
     """Return a watch that moves the state of the first token at a tap."""
 
     def change(tensor: Tensor) -> Tensor:
-        new = tensor.clone()
-        first = tap.layout.states(new, tokens)[:, 0]
+        states = tap.layout.states(tensor, tokens).clone()
+        first = states[:, 0]
         ramp = torch.linspace(-1, 1, first.shape[-1], device=first.device)
         first += size * first.abs().mean() * ramp.to(first.dtype)
-        return new
+        return tap.layout.with_states(tensor, states)
 
     return tap.watch(module, change)
 
@@ -276,8 +308,9 @@ def decides(module: nn.Module, traced: Trace, taps: Sequence[Tap]) -> bool:
     shown = state_at(
         module, traced.inputs, observed, traced.tokens, disturbing, holding
     )
-    allowed = tolerance(expected.dtype, 1) * float(expected.abs().max())
-    return torch.allclose(shown, expected, rtol=0, atol=allowed)
+    allowed = tolerance(expected.dtype, 1) * expected.abs().max()
+    # A NaN, of rows that are 0/0, is told by nothing.
+    return bool(((shown - expected).abs() <= allowed).all())
 
 
 def state_at(

@@ -358,8 +358,15 @@ def _dissect(module: nn.Module, stack: _TrialStack) -> list[Block]:
     blocks = []
     for call, tap, value in zip(chain.blocks, proof.taps, chain.values, strict=False):
         into = layout.states(value, traced.tokens)
-        blocks.append(dissect(call, tap, traced, into, layout))
+        scales = _scales(module.get_submodule(call.path))
+        blocks.append(dissect(call, tap, traced, into, layout, scales))
     return blocks
+
+
+def _scales(block: nn.Module) -> list[float]:
+    """Return the numbers of a block by which it may multiply what a branch gives."""
+    numbers = {value for value in vars(block).values() if isinstance(value, float)}
+    return sorted(numbers - {0.0, 1.0})
 
 
 def _why_misnamed(
@@ -616,6 +623,8 @@ class _Search:
                 if reason == NO_PROJECTION:
                     reason = NOT_ADDITIVE
                 continue
+            # The last module's output is added times the scale of its branch.
+            projection = replace(projection, scale=tap.layout.scale)
             if name == "mlp":
                 return Branch(projection)
             heads = self._heads(name, projection, last, inner)

@@ -25,7 +25,8 @@ class Layout:
     All other axes together are the width. A block may work on more rows than there are
     tokens: padding behind the text (`at_end=False`), or rows before it, such as a
     prompt of its own (`at_end=True`). `flat` means that texts and tokens share one
-    axis.
+    axis. The state is `scale` times what the tensor holds: Granite multiplies what a
+    branch gives before it is added.
 
     >>> import torch
     >>> Layout(text=1, token=0).states(torch.zeros(7, 2, 64), tokens=7).shape
@@ -36,6 +37,7 @@ class Layout:
     token: int = 1
     at_end: bool = False
     flat: bool = False
+    scale: float = 1.0
 
     def texts(self, tensor: Tensor, tokens: int) -> int:
         """Return the number of texts in a tensor, each of `tokens` tokens."""
@@ -47,6 +49,8 @@ class Layout:
 
     def states(self, tensor: Tensor, tokens: int) -> Tensor:
         """Return the tensor as [text, token, width], without a copy where possible."""
+        if self.scale != 1:
+            tensor = tensor * self.scale
         if self.flat:
             return tensor.reshape(-1, tokens, tensor.shape[-1])
         if (self.text, self.token) != (0, 1):
@@ -58,6 +62,10 @@ class Layout:
             return tensor
         return tensor[:, extra:] if self.at_end else tensor[:, :tokens]
 
+    def gradients(self, tensor: Tensor, tokens: int) -> Tensor:
+        """Return the gradient by the tensor as that by the states, likewise."""
+        return replace(self, scale=1 / self.scale).states(tensor, tokens)
+
     def with_states(self, tensor: Tensor, states: Tensor) -> Tensor:
         """Return a copy of the tensor that holds other states [text, token, width].
 
@@ -66,6 +74,16 @@ class Layout:
         >>> Layout(text=1, token=0).with_states(torch.zeros(2, 1, 1), states).flatten()
         tensor([5., 6.])
         """
+        if self.scale != 1:
+            # What is the same is not rounded again.
+            before = self.states(tensor, states.shape[1])
+            plain = replace(self, scale=1.0)
+            unscaled = torch.where(
+                states == before,
+                plain.states(tensor, states.shape[1]),
+                states / self.scale,
+            )
+            return plain.with_states(tensor, unscaled)
         if self.flat:
             return states.reshape(tensor.shape).clone()
         new = tensor.clone()

@@ -149,6 +149,10 @@ def window(module: nn.Module) -> int | None:
         if isinstance(limit, int) and limit > 0:
             limits.append(limit)
             break
+    # CANINE's positions have a table as long as those of its characters.
+    buckets = getattr(config, "num_hash_buckets", None)
+    if isinstance(buckets, int):
+        limits.append(buckets)
     ahead = "prophetnet" in str(getattr(config, "model_type", ""))
     for path, part in module.named_modules():
         if "position" not in path.rpartition(".")[2]:
@@ -190,20 +194,26 @@ def _measured(module: nn.Module) -> _Limits:
         # The lengths of the tables that ids and positions are looked up in. Where the
         # rows are not the ids, as in CANINE, every character is an id.
         ids = first[0]
-        sizes: list[int] = []
+        # By the length of the table, so that the first of each length counts.
+        sizes: dict[int, int] = {}
         windows: list[int] = []
-        size = UNKNOWN
+        hashed: set[int] = set()
         for (length, rows), (_, others) in zip(before, after, strict=False):
             if len(rows) != len(ids):
                 continue
             # A table that is read in the same way for other ids is not that of the ids.
             is_of_ids = not torch.equal(rows, others)
             offset = rows - (ids if is_of_ids else torch.arange(len(ids)))
-            if (offset == offset[0]).all():
-                (sizes if is_of_ids else windows).append(length - int(offset[0]))
+            if is_of_ids and (offset != offset[0]).any():
+                hashed.add(length)
             elif is_of_ids:
-                size = CHARACTERS
-        limits = _Limits(sizes[0] if sizes else size, windows)
+                sizes.setdefault(length, length - int(offset[0]))
+            elif (offset == offset[0]).all():
+                windows.append(length - int(offset[0]))
+        # Some of CANINE's hashes may count on as a table of ids does, but not all.
+        plain = [size for length, size in sizes.items() if length not in hashed]
+        unknown = CHARACTERS if hashed else UNKNOWN
+        limits = _Limits(plain[0] if plain else unknown, windows)
         if not limits.windows and tokens < LONGEST_TRIAL:
             limits.windows.append(tokens)
         break

@@ -205,7 +205,9 @@ def tape(
                 value = tap.layout.states(live, tokens)[0].clone()
 
                 def read(gradient: Tensor) -> Tensor:
-                    rows = [tap.layout.states(vector, tokens)[0] for vector in gradient]
+                    rows = []
+                    for vector in gradient:
+                        rows.append(tap.layout.gradients(vector, tokens)[0])
                     return torch.stack(rows)
 
                 states[site] = State(value, None, get_gradient_edge(live), read)

@@ -32,6 +32,7 @@ CONTRAST = hs.Contrast(CLEAN, CORRUPT, answer=60, other=70)
 FAST = ["llama", "gptj"]
 SLOW = [
     "gemma3_text",
+    "granite",
     "gpt2",
     "qwen3",
     "opt",

@@ -28,7 +28,7 @@ Hanging = Callable[[nn.Module], dict[str, Any]]
 
 CLEAN, CORRUPT = [7, 99, 23, 64, 31], [7, 45, 23, 60, 31]
 CONTRAST = hs.Contrast(CLEAN, CORRUPT, answer=60, other=70)
-FAST = ["llama", "gptj", "gemma3_text", "bloom"]
+FAST = ["llama", "gptj", "gemma3_text", "bloom", "granite"]
 SLOW = ["gpt2", "qwen3", "opt", "gpt_neox", "falcon", "mixtral"]
 
 
@@ -138,6 +138,19 @@ def test_blocks_that_do_not_give_the_runs_back_are_refused(tiny: Tiny) -> None:
     wrong = replace(runs, base=replace(runs.base, logits=1.01 * runs.base.logits))
     with pytest.raises(PassError, match="called one by one, do not give back its runs"):
         check_restored(model, stepper, wrong)
+
+
+# A table of the text's own; a mask for each row; a module of experts behind the middle;
+# a cache that is always kept; and branches that are added times a number.
+OTHERS = ["MptForCausalLM", "XGLMForCausalLM", "FlexOlmoForCausalLM"]
+OTHERS += ["MossTranscribeDiarizeForConditionalGeneration", "MiniCPM3ForCausalLM"]
+
+
+@pytest.mark.parametrize("name", with_slow(OTHERS[:2], OTHERS[2:]))
+def test_blocks_of_many_kinds_are_called_one_by_one(name: str) -> None:
+    model = hs.load((configured(name), None))
+    result = hs.edges(model, CONTRAST, exact=2, sample=2)
+    assert 0 <= result.facts["restored"] < 0.2
 
 
 def kept_of_nothing(name: str, dtype: torch.dtype) -> Tensor:

@@ -21,7 +21,7 @@ from tests.unit.causes.by_hand import grouped_llama
 Tiny = Callable[..., hs.Model]
 
 CONTRAST = hs.Contrast([7, 99, 23, 64, 31], [7, 45, 23, 60, 31], 60, 70)
-FAST = ["llama", "gptj", "gemma3_text"]
+FAST = ["llama", "gptj", "gemma3_text", "granite"]
 SLOW = ["gpt2", "qwen3", "opt", "bloom", "gpt_neox", "falcon", "mixtral"]
 PARALLEL = ("gptj", "gpt_neox", "falcon")
 REFUSED = {

@@ -28,6 +28,7 @@ from hiddenscope.testing import (
 from tests.places import TESTS
 
 TEXTS, TOKENS, TARGETS = 2, 7, 4
+TEXT = [7, 99, 23, 64, 31]
 IDS = torch.arange(20, 20 + TEXTS * TOKENS).reshape(TEXTS, TOKENS)
 
 
@@ -168,6 +169,37 @@ def test_blocks_that_are_no_modules_are_found_by_landmarks() -> None:
     assert taps[Site(2)].path.endswith("encoder.layers.1.output")
     assert (taps[Site(2)].layout.text, taps[Site(2)].layout.token) == (0, 2)
     assert proved("xlnet").anatomy.taps[Site(1)].layout.token == 0
+
+
+def test_canine_takes_every_character_however_few_its_buckets() -> None:
+    """In 10 buckets, 31 and 61 count characters on as a table of ids would."""
+    row = conformance_rows()["CanineModel"]
+    module = build({**row, "config": {**row["config"], "num_hash_buckets": 10}})
+    assert vocabulary(module) == sys.maxunicode + 1
+    states = hs.load((module, None)).capture([[104, 97, 12000, 104, 97]])
+    assert len(states.tokens) == 5
+
+
+class DividesByNothing(nn.Module):
+    """Gives a NaN at the last token of texts that are longer than any first trial."""
+
+    def __init__(self, inside: nn.Module) -> None:
+        super().__init__()
+        self.inside = inside
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.inside(x)
+        if x.shape[1] > TOKENS:
+            output[:, -1] = float("nan")
+        return output
+
+
+def test_rows_that_are_0_by_0_are_refused_in_words() -> None:
+    module: Any = tiny_model("llama")
+    module.model.layers[0].mlp = DividesByNothing(module.model.layers[0].mlp)
+    block = find(module).inside.stacks[0][0]
+    assert block.mlp_input is None
+    assert block.no_input.startswith("no state that its modules take in")
 
 
 def test_streams_lie_side_by_side_and_final_is_one_of_them_wide() -> None:
@@ -497,3 +529,66 @@ def test_the_analysis_of_two_stacks_and_of_an_unusual_tuple() -> None:
     mamba = hs.anatomy(hs.load((tiny_model("mamba"), None))).data.sel(site="layer.0")
     assert mamba["entry"].item() == ""
     assert mamba["difference"].isnull().item()
+
+
+def test_a_norm_that_changes_little_is_no_sum() -> None:
+    """In bfloat16 it may pass for the middle of the block, which is less far off."""
+    module: Any = tiny_model("llama")
+    with torch.no_grad():
+        table = module.model.embed_tokens.weight
+        table /= table.square().mean(-1, keepdim=True).sqrt()
+        for name, weight in module.named_parameters():
+            if name.endswith("norm.weight"):
+                weight.fill_(1)
+            elif "o_proj" in name or "down_proj" in name:
+                weight *= 0.1
+    for number, block in enumerate(find(module.to(torch.bfloat16)).stacks[0].blocks):
+        path = f"model.layers.{number}"
+        middle = f"input of {path}.post_attention_layernorm"
+        assert {name: str(tap) for name, tap in block.parts.items()} == {
+            "attn": f"output of {path}.self_attn",
+            "mid": middle,
+            "mlp": f"output of {path}.mlp",
+        }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_branches_may_be_added_times_a_number(dtype: torch.dtype) -> None:
+    """What they add is what their modules give, times what Granite multiplies it by."""
+    module: Any = tiny_model("granite").to(dtype)
+    model = hs.load((module, None))
+    states: Any = hs.record(
+        model, [TEXT], "layer.*,layer.*.*,layer.*.attn.head.*"
+    ).states
+    given = []
+    handle = module.model.layers[1].mlp.register_forward_hook(
+        lambda part, args, output: given.append(output[0].detach())
+    )
+    module(torch.tensor([TEXT]))
+    handle.remove()
+    assert torch.equal(states["layer.2.mlp"], given[0] * 0.22)
+    for layer in (1, 2, 3):
+        attn = states[f"layer.{layer}.attn"]
+        mid = states[f"layer.{layer}.mid"]
+        assert torch.equal(states[f"layer.{layer - 1}"] + attn, mid)
+        assert torch.equal(mid + states[f"layer.{layer}.mlp"], states[f"layer.{layer}"])
+        heads = [states[f"layer.{layer}.attn.head.{head}"] for head in range(4)]
+        near = 4 * torch.finfo(dtype).eps
+        torch.testing.assert_close(sum(heads), attn, rtol=near, atol=near)
+
+
+@pytest.mark.parametrize("part", ["attn", "mid", "mlp"])
+def test_a_scaled_branch_is_changed_as_it_is_read(part: str) -> None:
+    model = hs.load((tiny_model("granite").double(), None))
+    site = f"layer.2.{part}"
+    plain: Any = hs.record(model, [TEXT], f"layer.2,{site}", logits=True)
+    same = hs.edit(
+        model, [TEXT], {site: hs.Replace(plain.states[site])}, (), logits=True
+    )
+    assert torch.equal(same.logits, plain.logits)
+    step = torch.linspace(-1, 1, 64).double()
+    added: Any = hs.edit(model, [TEXT], {site: hs.Add(step)}, f"layer.2,{site}")
+    torch.testing.assert_close(added.states[site], plain.states[site] + step)
+    if part == "mlp":
+        expected = plain.states["layer.2"] + step
+        torch.testing.assert_close(added.states["layer.2"], expected)

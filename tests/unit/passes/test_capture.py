@@ -487,7 +487,7 @@ def test_live_tensors_carry_gradients_and_are_the_states(
     assert all(weight.grad is None for weight in model.module.parameters())
 
 
-@pytest.mark.parametrize("family", ["gptj", "llama"])
+@pytest.mark.parametrize("family", with_slow(["gptj"], ["llama", "granite"]))
 @pytest.mark.parametrize("part", ["mlp.input", "attn.q", "attn.z", "mlp.neurons"])
 def test_a_gradient_inside_a_branch_is_that_of_an_edit(family: str, part: str) -> None:
     """Attention and MLP of GPT-J read one norm; a change of either leaves the other."""

@@ -18,7 +18,7 @@ Tiny = Callable[..., hs.Model]
 Hanging = Callable[[nn.Module], dict[str, Any]]
 
 IDS = [[7, 99, 23, 64, 31], [8, 45, 77, 64, 30]]
-FAST = ["llama", "gptj", "gemma3_text", "bloom"]
+FAST = ["llama", "gptj", "gemma3_text", "bloom", "granite"]
 SLOW = ["gpt2", "qwen3", "opt", "gpt_neox", "falcon", "mixtral"]
 INSIDE = ("attn", "attn.q", "attn.k", "attn.v", "attn.z", "mlp")
 

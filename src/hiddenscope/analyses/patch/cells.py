@@ -168,7 +168,7 @@ def patch_contrast(
                 continue
             layout = model.anatomy.tap(target.site).layout
             tokens = len(base.input_ids(target.site.stack))
-            gradient = layout.states(gradient, tokens)[0]
+            gradient = layout.gradients(gradient, tokens)[0]
             gradient = target.rows(gradient, patch.tokens).double()
             before = target.rows(base.states[target.site], patch.tokens).double()
             step = patch.values.double() - before
