@@ -14,6 +14,7 @@ LEVEL = 0.95
 # samples, and nothing in a sample tells of it.
 MIN_BOOTSTRAPPED = 8
 BOOTSTRAPS = 999
+FARTHEST = 1e6
 TINY = float(np.finfo(float).tiny)
 
 
@@ -110,8 +111,10 @@ def reach_of_all(
     # Errors lack this factor of the jackknife's.
     student = stdtrit(count - 1, 1 - tail) * (count / (count - 1)) ** 0.5
     quantile = max(quantile, student)
-    once = np.ones((1, count))
-    reach[~same] = quantile * _means_and_errors(parts, sizes, once)[1][0]
+    # Beyond it more draws have no spread than the level allows for.
+    if quantile < FARTHEST:
+        once = np.ones((1, count))
+        reach[~same] = quantile * _means_and_errors(parts, sizes, once)[1][0]
     return reach
 
 
