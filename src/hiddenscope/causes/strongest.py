@@ -9,6 +9,7 @@ import numpy as np
 from hiddenscope.results import frozen
 from hiddenscope.results.dataset import Attributes
 from hiddenscope.results.pictures import Graph
+from hiddenscope.results.sentences import counted
 from hiddenscope.results.story import Table
 from hiddenscope.states.arrays import Floats, Ints
 
@@ -33,6 +34,17 @@ class StrongEdge:
     def best(self) -> float:
         """Return the exact effect, or else the estimate."""
         return self.effect if self.exact is None else self.exact
+
+
+def preferring_other(clean: Sequence[float]) -> list[str]:
+    """Return a note where a model prefers the other answer after clean prompts."""
+    wrong = sum(difference < 0 for difference in clean)
+    if not wrong:
+        return []
+    pairs = counted(len(clean), "pair")
+    return [
+        f"In {wrong:,} of {pairs} the model gives the clean prompt the other answer."
+    ]
 
 
 def largest(effects: Floats, most: int) -> Ints:

@@ -16,6 +16,7 @@ from hiddenscope.states.arrays import Floats, Ints
 LEVEL = 0.95
 MIN_BOOTSTRAPPED = FEWEST_GROUPS
 BOOTSTRAPS = 999
+FARTHEST = 1e6
 TINY = float(np.finfo(float).tiny)
 # Standard deviations from a normal estimate to either end of its interval: 1.96.
 Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
@@ -161,8 +162,10 @@ def reach_of_all(
     # Errors lack this factor of the jackknife's.
     student = stdtrit(count - 1, 1 - tail) * (count / (count - 1)) ** 0.5
     quantile = max(quantile, student)
-    once = np.ones((1, count))
-    reach[~same] = quantile * _means_and_errors(parts, sizes, once)[1][0]
+    # Beyond it more draws have no spread than the level allows for.
+    if quantile < FARTHEST:
+        once = np.ones((1, count))
+        reach[~same] = quantile * _means_and_errors(parts, sizes, once)[1][0]
     return reach
 
 

@@ -239,7 +239,9 @@ def test_a_copy_counts_once() -> None:
         np.testing.assert_array_equal(both.data[name], again.data[name])
     assert (again.facts["contrasts"], again.facts["copies"]) == (2, 1)
     assert "counted once" in again.facts["notes"][0]
-    assert "needs eight groups of prompts that test" in again.summary()
+    told = again.summary()
+    assert "needs eight groups of prompts that test" in told
+    assert "over 1 pair of prompts, " in told and "and 1 other tested them" in told
     # With two groups there is no interval.
     assert again.facts["sizes"][4]["low"] is None
     assert np.isnan(again.data["low"]).all()

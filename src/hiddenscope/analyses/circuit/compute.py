@@ -14,7 +14,7 @@ from hiddenscope.causes.contrast import Contrast
 from hiddenscope.causes.encoding import AskedContrasts, ask_contrasts
 from hiddenscope.causes.estimate import Effects, Method
 from hiddenscope.causes.rewire import check_restored, rewire
-from hiddenscope.causes.strongest import SHARE, strongest_edges
+from hiddenscope.causes.strongest import SHARE, preferring_other, strongest_edges
 from hiddenscope.causes.wiring import Wiring
 from hiddenscope.errors import TextError
 from hiddenscope.measures.grouped import MIN_BOOTSTRAPPED, estimate
@@ -104,7 +104,10 @@ def find_circuit(
         areas=[_area(way, held_out[k]) for k, way in enumerate(ways)],
         strongest=strongest_edges(data),
         restored=trial.restored,
-        notes=[*dict.fromkeys(asked.notes())],
+        notes=[
+            *dict.fromkeys(asked.notes()),
+            *preferring_other([*trial.starts.values()]),
+        ],
     )
     return Result("circuit", data, report, model.source(None))
 
@@ -125,6 +128,7 @@ class _Trial:
         self.ablation = ablation
         self.mean = torch.zeros(())
         self.restored = self.clean = self.ablated = 0.0
+        self.starts: dict[int, float] = {}
 
     def rank(
         self, methods: Sequence[Method], numbers: Sequence[int], advance: Advance
@@ -190,6 +194,7 @@ class _Trial:
         effects = Effects(self.model, self.wiring, encoded, "clean")
         off = check_restored(self.model, effects.stepper, effects.runs)
         self.restored = max(self.restored, off)
+        self.starts[number] = effects.measures.start
         return effects
 
 

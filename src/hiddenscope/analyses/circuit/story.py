@@ -173,7 +173,7 @@ def _findings(report: CircuitReport) -> Iterator[str]:
     answer, other = quoted_tokens([pair.answer, pair.other])
     average = "The"
     if report.contrasts > 1:
-        average = f"On average over {report.tested_on} pairs of prompts, the"
+        average = f"On average over {counted(report.tested_on, 'pair')} of prompts, the"
         answer, other = "the answer", "the other"
     yield (
         f"{average} logit of {answer} is {_above(report.clean)} that of {other} with"
@@ -182,7 +182,7 @@ def _findings(report: CircuitReport) -> Iterator[str]:
     if report.held_out:
         yield (
             f"{counted(report.chosen_on, 'pair')} of prompts chose the edges, and"
-            f" {report.tested_on} others tested them."
+            f" {counted(report.tested_on, 'other')} tested them."
         )
         if size.low is None and size.edges < report.edges:
             yield "There is no interval: it needs eight groups of prompts that test."

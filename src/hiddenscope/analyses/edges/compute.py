@@ -14,7 +14,13 @@ from hiddenscope.causes.encoding import AskedContrasts, ask_contrasts
 from hiddenscope.causes.estimate import Effects, Method
 from hiddenscope.causes.measures import Into
 from hiddenscope.causes.rewire import check_restored
-from hiddenscope.causes.strongest import SHARE, edges_at, largest, strongest_edges
+from hiddenscope.causes.strongest import (
+    SHARE,
+    edges_at,
+    largest,
+    preferring_other,
+    strongest_edges,
+)
 from hiddenscope.causes.wiring import Wiring
 from hiddenscope.errors import SiteError
 from hiddenscope.measures.grouped import estimate, standard_error
@@ -34,8 +40,8 @@ ARROW = " > "
 class Sample(NamedTuple):
     """Edges [edge, (writer, reader)] drawn at random, and the weight of each draw.
 
-    An edge is drawn again as likely as before, and the larger its estimate the
-    likelier; a draw weighs as many edges as it stands for.
+    An edge is drawn again as likely as before, half of the times the likelier the
+    larger its estimate; a draw weighs as many edges as it stands for.
     """
 
     edges: Ints
@@ -112,7 +118,10 @@ def list_edges(
         error_strongest=_error_of(values.mean(0), compared, strongest),
         sampled=len(drawn.edges),
         restored=restored,
-        notes=[*dict.fromkeys(asked.notes())],
+        notes=[
+            *dict.fromkeys(asked.notes()),
+            *preferring_other([clean for clean, _ in logit_differences]),
+        ],
     )
     return Result("edges", data, report, model.source(None))
 
@@ -187,15 +196,21 @@ def _matching(parts: Sequence[object], pattern: str) -> list[int]:
 
 
 def _draw(effects: Floats, wiring: Wiring, count: int, seed: int = 0) -> Sample:
-    """Draw edges at random of those whose effect is estimated and not zero.
+    """Draw edges at random of those whose effect is estimated.
 
-    Those into the logits are known, and those of neurons are among those of MLPs.
+    Those into the logits are known, and those of neurons are among those of MLPs. Half
+    of the draws do not ask the estimate (a defensive mixture, Hesterberg 1995): what it
+    takes for nothing, as where a head is saturated, would never be drawn.
     """
-    sizes = np.sqrt(np.nan_to_num(np.abs(effects)))
-    sizes[wiring.summed :] = sizes[:, -1] = 0
-    if not count or not sizes.any():
+    drawable = wiring.possible.astype(float)
+    drawable[wiring.summed :] = drawable[:, -1] = 0
+    if not count or not drawable.any():
         return Sample(np.empty((0, 2), dtype=int), np.empty(0))
-    shares = (sizes / sizes.sum()).ravel()
+    shares = drawable / drawable.sum()
+    sizes = np.sqrt(np.nan_to_num(np.abs(effects))) * drawable
+    if sizes.any():
+        shares = (shares + sizes / sizes.sum()) / 2
+    shares = shares.ravel()
     drawn = np.random.default_rng(seed).choice(len(shares), size=count, p=shares)
     edges = np.stack(np.unravel_index(drawn, effects.shape), axis=1)
     return Sample(edges, 1 / shares[drawn])
