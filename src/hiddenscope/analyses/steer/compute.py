@@ -262,9 +262,9 @@ def _answer_ids(
 
 
 def _belonging(texts: Any, inputs: Inputs) -> Belonging:
-    """Find which texts belong together; with other targets, one is no copy."""
-    targets = [()] * len(inputs) if inputs.targets is None else inputs.targets.ids
-    return belonging(strings_of(inputs), targets, getattr(texts, "groups", None))
+    """Find which texts belong together."""
+    groups = getattr(texts, "groups", None)
+    return belonging(strings_of(inputs), [""] * len(inputs), groups)
 
 
 def perplexities(measured: Measured, groups: Ints) -> dict[str, Floats]:
@@ -279,7 +279,7 @@ def perplexities(measured: Measured, groups: Ints) -> dict[str, Floats]:
     before = _losses(measured.before)
     after = np.array([list(map(_losses, row)) for row in measured.after])
     shape = after.shape[:2]
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         mean_before, means = (np.exp(a.sum(-1) / tokens.sum()) for a in (before, after))
         ratio = means / mean_before
         rises = (after - before).reshape(-1, len(tokens)).T
