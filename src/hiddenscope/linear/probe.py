@@ -283,8 +283,10 @@ class Probe:
             raise StatesError(problem, reason, "Fit it to two.")
         near = 0
         match negatives:
-            case States() | (States(), Labelled()):
-                negatives, near = self._loudest(negatives, problem)
+            case States():
+                negatives, near = self._loudest(negatives, None, problem)
+            case (States() as states, Labelled() as data):
+                negatives, near = self._loudest(states, data, problem)
         scores = _labels(negatives, np.float64)
         if scores.ndim != 1 or not len(scores):
             reason = f"it takes a list of scores, not the shape {list(scores.shape)}"
@@ -311,16 +313,13 @@ class Probe:
         return self.threshold_
 
     def _loudest(
-        self, negatives: States | tuple[States, Labelled], problem: str
+        self, states: States, data: Labelled | None, problem: str
     ) -> tuple[Floats, int]:
         """Return the highest score of each group of texts, and how many texts nearly
         repeat one of another.
         """
         groups = None
-        if isinstance(negatives, States):
-            states = negatives
-        else:
-            states, data = negatives
+        if data is not None:
             groups = data.groups
             if states.tokens.texts not in (None, data.texts):
                 reason = f"{data.name} has other texts than the states"

@@ -72,8 +72,6 @@ from hiddenscope.vectors import EachToken, rows_of
 if TYPE_CHECKING:
     import xarray
 
-# Scores that are no farther apart are equal.
-TIE = 1e-9
 # Classes that the facts list.
 LISTED = 20
 # The largest p-value of a site that is called above chance.
@@ -410,9 +408,8 @@ def _report(scored: Scored, token: Pooling) -> ProbeReport:
     sites = [str(site) for site in rows.sites]
     scores = [interval.score for interval in scored.intervals]
     best = int(np.argmax(scores))
-    tied = [
-        site for site, at in zip(sites, scores, strict=True) if at >= scores[best] - TIE
-    ]
+    at_sites = zip(sites, scores, strict=True)
+    tied = [site for site, score in at_sites if score == scores[best]]
     interval, control = scored.intervals[best], scored.probed[best].control
     best_score: dict[str, Any] = {scored.score: interval.score}
     tested = zip(sites, scored.intervals, scored.p_values, strict=True)

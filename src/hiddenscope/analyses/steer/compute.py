@@ -107,19 +107,10 @@ def steer_prompts(
     how, multiples = _strengths(strengths)
     prompt_inputs = model.encode(prompts)
     cannot_write = cannot_generate(model)
-    if cannot_write and new_tokens:
-        raise PassError(
-            f"{model.name} cannot write {new_tokens} new tokens",
-            cannot_write,
-            "Leave `new_tokens` out.",
-        )
     if new_tokens is None:
         new_tokens = 0 if cannot_write else NEW_TOKENS
-    unsteered = []
-    if new_tokens:
-        check_new_tokens(model, prompt_inputs, new_tokens)
-        # First, so that a model that cannot write says so before the long passes.
-        (unsteered,) = continue_prompts(model, prompt_inputs, new_tokens)
+    # First, so that a model that cannot write says so before the long passes.
+    unsteered = _unsteered(model, prompt_inputs, new_tokens)
     listed = [answers] if isinstance(answers, str | int) else answers
     answer_ids = _answer_ids(model, prompt_inputs, listed)
     answer_reads = prompt_reads(model, prompt_inputs, tuple(answer_ids))
@@ -189,6 +180,21 @@ def steer_prompts(
         )
         report = replace(report, written=written, not_written=ABSENT)
     return Result("steer", data, report, model.source(model.anatomy.sites[-1].stack))
+
+
+def _unsteered(model: Model, prompts: Inputs, new_tokens: int) -> list[str]:
+    """Continue the prompts as the model is, or refuse to."""
+    if not new_tokens:
+        return []
+    if cannot_write := cannot_generate(model):
+        raise PassError(
+            f"{model.name} cannot write {new_tokens} new tokens",
+            cannot_write,
+            "Leave `new_tokens` out.",
+        )
+    check_new_tokens(model, prompts, new_tokens)
+    (unsteered,) = continue_prompts(model, prompts, new_tokens)
+    return unsteered
 
 
 def _check_head(model: Model) -> None:
@@ -262,9 +268,9 @@ def _answer_ids(
 
 
 def _belonging(texts: Any, inputs: Inputs) -> Belonging:
-    """Find which texts belong together; with other targets, one is no copy."""
-    targets = [()] * len(inputs) if inputs.targets is None else inputs.targets.ids
-    return belonging(strings_of(inputs), targets, getattr(texts, "groups", None))
+    """Find which texts belong together."""
+    groups = getattr(texts, "groups", None)
+    return belonging(strings_of(inputs), [""] * len(inputs), groups)
 
 
 def perplexities(measured: Measured, groups: Ints) -> dict[str, Floats]:
@@ -279,7 +285,7 @@ def perplexities(measured: Measured, groups: Ints) -> dict[str, Floats]:
     before = _losses(measured.before)
     after = np.array([list(map(_losses, row)) for row in measured.after])
     shape = after.shape[:2]
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         mean_before, means = (np.exp(a.sum(-1) / tokens.sum()) for a in (before, after))
         ratio = means / mean_before
         rises = (after - before).reshape(-1, len(tokens)).T

@@ -231,7 +231,7 @@ def story(report: SteerReport, result: Result) -> Iterator[Section]:
     masked, quality = "", report.quality
     if quality.masked_every:
         masked = f", of which every {quality.masked_every}th token is masked"
-    certain = "Of so few texts its change has no interval."
+    certain = "Its change has no interval, which takes five texts or more."
     if np.isfinite(data.get("perplexity_change_high", np.nan)).any():
         certain = "The intervals of its change hold for all settings together."
     cost = (
