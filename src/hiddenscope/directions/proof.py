@@ -340,7 +340,8 @@ def _compare(
             if _better_slope(way, stated):
                 others.append(way)
             continue
-        if way.unexplained >= stated.unexplained and way.active >= stated.active:
+        # Where a single feature acts, any reading may be the better one.
+        if way.unexplained >= stated.unexplained:
             continue
         # More features leave less, in sound dictionaries too.
         fewer = np.minimum(stated.counts, way.counts).tolist()
