@@ -39,8 +39,10 @@ def faults(dictionary: Dictionary) -> dict[str, Fault]:
     if encoding.gate == "topk" and encoding.k:
         cases["half of its k"] = Fault(_encoded(k=encoding.k // 2), "; with k=")
     if encoding.threshold is not None:
-        higher = _encoded(threshold=encoding.threshold * 2.5)
-        cases["thresholds 2.5 times as high"] = Fault(higher, "; with thresholds")
+        higher = encoding.threshold * 2.5
+        cases["thresholds 2.5 times as high"] = Fault(
+            _encoded(threshold=higher), "; with thresholds"
+        )
     if encoding.gate in SPARSE:
         cases["activation lost, read as ReLU"] = Fault(
             _encoded(gate="relu"), "largest activations alone, or a threshold"

@@ -288,9 +288,9 @@ def prove(
     most = min(1.0, OF_SHUFFLED * shuffled)
     scale = math.sqrt(dictionary.width) / medians[dictionary.reads]
     encodings = _other_encodings(dictionary, stated, scale)
-    near_by = (*elsewhere, *_other_bias(trials, members), *encodings)
+    others = (*elsewhere, *_other_bias(trials, members), *encodings)
     neighbours, best, (best_name, worse) = _compare(
-        trials, members, near_by, stated, most
+        trials, members, others, stated, most
     )
     if best is not None:
         raise StatesError(
@@ -468,16 +468,13 @@ def _other_encodings(
         yield _encoded(name, "input", by_norm=not encoding.by_norm)
     if encoding.gate == "topk":
         yield _encoded("with ReLU instead of TopK", "activation", gate="relu")
-    ladder: dict[str, dict[str, Any]] = {}
-    if encoding.gate == "topk":
-        for k in {max(1, encoding.k // 2), min(2 * encoding.k, len(dictionary))}:
-            ladder[f"with k={k}"] = {"k": k}
-    elif encoding.gate == "threshold":
+    if encoding.gate == "topk" and encoding.k:
+        for size in {max(1, encoding.k // 2), min(2 * encoding.k, len(dictionary))}:
+            yield _encoded(f"with k={size}", "size", k=size)
+    if encoding.threshold is not None:
         for times in THRESHOLDS:
             name = f"with thresholds {times} times as high"
-            ladder[name] = {"threshold": encoding.threshold * times}
-    for name, fields in ladder.items():
-        yield _encoded(name, "size", **fields)
+            yield _encoded(name, "size", threshold=encoding.threshold * times)
     k = FEWEST
     while encoding.gate == "relu" and k < stated.active:
         name = f"with about the {k} largest activations alone, or a threshold"
