@@ -62,6 +62,8 @@ LEVEL = 0.95
 FEWER, MORE, MANY_MORE = 0.8, 0.85, 0.57
 TOO_SMALL = 1.08
 THRESHOLDS = (0.4, 2.5)
+# How many times as much must be left as stated for another reading to be named.
+WORTH_SAYING = 1.02
 # Kinds of neighbours at the same site.
 OWN = ("input", "size")
 # A dictionary must leave this share of what it leaves of shuffled states.
@@ -131,11 +133,16 @@ class Proof:
         lines = [f"as stated: {_described(self.stated)}"]
         lines += [f"{way.name}: {_described(way)}" for way in self.neighbours]
         if self.best:
-            share = f"{1 / self.worse:.0%} of that is left"
-            lines.append(f"{self.best}, {share}, with as many features")
+            lines.append(self.best_reading)
         lines.append(f"shuffled states: {self.shuffled:.1%} unexplained")
         lines.append(f"with first tokens: {self.first_tokens:.1%} unexplained")
         return "\n".join(lines)
+
+    @property
+    def best_reading(self) -> str:
+        """Return what leaves least at the same site, and how much; "" if as stated."""
+        share = f"{1 / self.worse:.0%} of that is left, with as many features"
+        return f"{self.best}, {share}" if self.best else ""
 
 
 class Neighbour(NamedTuple):
@@ -329,7 +336,7 @@ def _compare(
     # What leaves less, by how much it leaves; and other activations that fit better.
     less: dict[float, Convention] = {}
     others, sizes = [], []
-    best_name, worse = "", 1.0
+    best_name, worse = "", WORTH_SAYING
     for near in near_by:
         changed = [near.change(member) for member in members]
         way = trials.run(near.name, changed)
@@ -363,7 +370,7 @@ def _compare(
     for way in sizes:
         if best is None or way.unexplained < LESS["input"] * best.unexplained:
             best = way
-    return neighbours, best, (best_name, worse)
+    return neighbours, best, (best_name, worse if best_name else 1.0)
 
 
 def _described(way: Convention) -> str:

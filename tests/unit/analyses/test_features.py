@@ -322,6 +322,17 @@ def test_a_dictionary_from_a_file_is_proved_where_it_is_used(
             analysis(model, *ask)
 
 
+def test_a_better_reading_of_its_file_is_said(
+    model: hs.Model, texts: list[list[int]], saved: Path
+) -> None:
+    proved = hs.Dictionary.read(saved, model, texts=texts)
+    assert proved.proof is not None
+    proof = replace(proved.proof, best="with k=8", worse=1.25)
+    result = hs.features(model, texts[:4], replace(proved, proof=proof))
+    said = "The best other reading of its file: with k=8, 80% of that is left, with as many features"
+    assert said in result.summary()
+
+
 def test_what_was_not_proved_is_said_first(
     model: hs.Model, texts: list[list[int]], saved: Path
 ) -> None:

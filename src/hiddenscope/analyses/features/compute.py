@@ -223,6 +223,7 @@ def measure_features(
         active=active,
         believed=named.is_believed,
         proved=None if named.proof is None else named.proof.stated.unexplained,
+        best="" if named.proof is None else named.proof.best_reading,
         losses=losses,
         comparisons=comparisons,
         strongest=_strongest(None if why_not else model, named, acts),
