@@ -291,7 +291,7 @@ def test_the_feature_that_tells_labels_apart_is_named() -> None:
     for basis, larger in ((torch.eye(16), max(labels)), (turned, min(labels))):
         dictionary = hs.Dictionary.of(basis, SITE)
         result = hs.features(states, dictionary=dictionary, data=labels)
-        said = f"number 3 tells the labels apart, larger for “{larger}”: it was"
+        said = f"number 3 tells the labels apart, larger for “{larger}”, with an AUROC"
         assert said in result.summary()
     noise, labels = planted(np.random.default_rng(1), strength=0.0)
     result = hs.features(noise, dictionary=dictionary, data=labels)
