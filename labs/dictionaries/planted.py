@@ -36,6 +36,13 @@ def faults(dictionary: Dictionary) -> dict[str, Fault]:
         )
         cases["bias of the decoder lost"] = Fault(_without_bias, "may be missing")
         cases["states scaled"] = Fault(_scaled, "states not scaled")
+    if encoding.gate == "topk" and encoding.k:
+        cases["half of its k"] = Fault(_encoded(k=encoding.k // 2), "; with k=")
+    if encoding.threshold is not None:
+        higher = encoding.threshold * 2.5
+        cases["thresholds 2.5 times as high"] = Fault(
+            _encoded(threshold=higher), "; with thresholds"
+        )
     if encoding.gate in SPARSE:
         cases["activation lost, read as ReLU"] = Fault(
             _encoded(gate="relu"), "largest activations alone, or a threshold"

@@ -62,6 +62,8 @@ LEVEL = 0.95
 FEWER, MORE, MANY_MORE = 0.8, 0.85, 0.57
 TOO_SMALL = 1.08
 THRESHOLDS = (0.4, 2.5)
+# How many times as much must be left as stated for another reading to be named.
+WORTH_SAYING = 1.02
 # Kinds of neighbours at the same site.
 OWN = ("input", "size")
 # A dictionary must leave this share of what it leaves of shuffled states.
@@ -131,11 +133,16 @@ class Proof:
         lines = [f"as stated: {_described(self.stated)}"]
         lines += [f"{way.name}: {_described(way)}" for way in self.neighbours]
         if self.best:
-            share = f"{1 / self.worse:.0%} of that is left"
-            lines.append(f"{self.best}, {share}, with as many features")
+            lines.append(self.best_reading)
         lines.append(f"shuffled states: {self.shuffled:.1%} unexplained")
         lines.append(f"with first tokens: {self.first_tokens:.1%} unexplained")
         return "\n".join(lines)
+
+    @property
+    def best_reading(self) -> str:
+        """Return what leaves least at the same site, and how much; "" if as stated."""
+        share = f"{1 / self.worse:.0%} of that is left, with as many features"
+        return f"{self.best}, {share}" if self.best else ""
 
 
 class Neighbour(NamedTuple):
@@ -288,9 +295,9 @@ def prove(
     most = min(1.0, OF_SHUFFLED * shuffled)
     scale = math.sqrt(dictionary.width) / medians[dictionary.reads]
     encodings = _other_encodings(dictionary, stated, scale)
-    near_by = (*elsewhere, *_other_bias(trials, members), *encodings)
+    others = (*elsewhere, *_other_bias(trials, members), *encodings)
     neighbours, best, (best_name, worse) = _compare(
-        trials, members, near_by, stated, most
+        trials, members, others, stated, most
     )
     if best is not None:
         raise StatesError(
@@ -329,7 +336,7 @@ def _compare(
     # What leaves less, by how much it leaves; and other activations that fit better.
     less: dict[float, Convention] = {}
     others, sizes = [], []
-    best_name, worse = "", 1.0
+    best_name, worse = "", WORTH_SAYING
     for near in near_by:
         changed = [near.change(member) for member in members]
         way = trials.run(near.name, changed)
@@ -340,7 +347,8 @@ def _compare(
             if _better_slope(way, stated):
                 others.append(way)
             continue
-        if way.unexplained >= stated.unexplained and way.active >= stated.active:
+        # Where a single feature acts, any reading may be the better one.
+        if way.unexplained >= stated.unexplained:
             continue
         # More features leave less, in sound dictionaries too.
         fewer = np.minimum(stated.counts, way.counts).tolist()
@@ -362,7 +370,7 @@ def _compare(
     for way in sizes:
         if best is None or way.unexplained < LESS["input"] * best.unexplained:
             best = way
-    return neighbours, best, (best_name, worse)
+    return neighbours, best, (best_name, worse if best_name else 1.0)
 
 
 def _described(way: Convention) -> str:
@@ -467,16 +475,13 @@ def _other_encodings(
         yield _encoded(name, "input", by_norm=not encoding.by_norm)
     if encoding.gate == "topk":
         yield _encoded("with ReLU instead of TopK", "activation", gate="relu")
-    ladder: dict[str, dict[str, Any]] = {}
-    if encoding.gate == "topk":
-        for k in {max(1, encoding.k // 2), min(2 * encoding.k, len(dictionary))}:
-            ladder[f"with k={k}"] = {"k": k}
-    elif encoding.gate == "threshold":
+    if encoding.gate == "topk" and encoding.k:
+        for size in {max(1, encoding.k // 2), min(2 * encoding.k, len(dictionary))}:
+            yield _encoded(f"with k={size}", "size", k=size)
+    if encoding.threshold is not None:
         for times in THRESHOLDS:
             name = f"with thresholds {times} times as high"
-            ladder[name] = {"threshold": encoding.threshold * times}
-    for name, fields in ladder.items():
-        yield _encoded(name, "size", **fields)
+            yield _encoded(name, "size", threshold=encoding.threshold * times)
     k = FEWEST
     while encoding.gate == "relu" and k < stated.active:
         name = f"with about the {k} largest activations alone, or a threshold"

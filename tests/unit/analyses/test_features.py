@@ -291,7 +291,7 @@ def test_the_feature_that_tells_labels_apart_is_named() -> None:
     for basis, larger in ((torch.eye(16), max(labels)), (turned, min(labels))):
         dictionary = hs.Dictionary.of(basis, SITE)
         result = hs.features(states, dictionary=dictionary, data=labels)
-        said = f"number 3 tells the labels apart, larger for “{larger}”: it was"
+        said = f"number 3 tells the labels apart, larger for “{larger}”, with an AUROC"
         assert said in result.summary()
     noise, labels = planted(np.random.default_rng(1), strength=0.0)
     result = hs.features(noise, dictionary=dictionary, data=labels)
@@ -320,6 +320,17 @@ def test_a_dictionary_from_a_file_is_proved_where_it_is_used(
         ask = (texts, elsewhere) if analysis is hs.features else (elsewhere, texts)
         with pytest.raises(StatesError, match=r"; at layer\.2, 0\.0% of the variance"):
             analysis(model, *ask)
+
+
+def test_a_better_reading_of_its_file_is_said(
+    model: hs.Model, texts: list[list[int]], saved: Path
+) -> None:
+    proved = hs.Dictionary.read(saved, model, texts=texts)
+    assert proved.proof is not None
+    proof = replace(proved.proof, best="with k=8", worse=1.25)
+    result = hs.features(model, texts[:4], replace(proved, proof=proof))
+    said = "The best other reading of its file: with k=8, 80% of that is left, with as many features"
+    assert said in result.summary()
 
 
 def test_what_was_not_proved_is_said_first(

@@ -382,7 +382,7 @@ def test_a_save_is_whole_or_leaves_what_was_there(
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     inodes = os.fsync, os.replace
     for fails in range(4):
-        calls = []
+        calls: list[Any] = []
 
         def failing(*given: Any, fails: int = fails, calls: Any = calls) -> None:
             calls.append(given)

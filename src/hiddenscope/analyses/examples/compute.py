@@ -294,8 +294,10 @@ def _examples(
         firsts = np.sort(known[np.unique(row[known], return_index=True)[1]])[:k]
         strongest[direction, : len(firsts)] = activity.numbers[direction, firsts]
         strengths[direction, : len(firsts)] = activity.values[direction, firsts]
-        last = firsts[-1] + 1 if len(firsts) == k else len(known)
-        copies.append(int(last - len(firsts)))
+        looked_at = len(known)
+        if len(firsts) == k:
+            looked_at = int(firsts[-1]) + 1
+        copies.append(looked_at - len(firsts))
     numbers = np.concatenate([strongest, rows], 1)
     values = np.concatenate([strengths, values], 1)
     values = np.where(numbers < 0, np.nan, values).astype(np.float32)

@@ -159,8 +159,6 @@ def measure_features(
         neurons = None
     sites = {reads, writes, *([neurons.reads] if neurons else ())}
     sample = _sample(opened, texts, data, sorted(sites))
-    if isinstance(named, Dictionary):
-        named = named.assured(model, sample.inputs)
     outputs = sample.at(writes)
     inputs = outputs if reads == writes else sample.at(reads)
     others = sample.statistics(outputs)
@@ -169,10 +167,11 @@ def measure_features(
         reason = f"all states at {writes} are equal"
         raise StatesError(PROBLEM, reason, "Give other texts.")
     is_compared = others[0].count * others[1].count > 0
-    fits = [named, named]
     if isinstance(named, str):
         made_of = others if is_compared else [whole, whole]
         fits = [MADE[named](fit, writes) for fit in made_of]
+    else:
+        fits = [named.assured(model, sample.inputs)] * 2
     fits = [fit.to(outputs.device, torch.float32) for fit in fits]
     # Labels are told apart by what is fitted to the first half: numbers are of that.
     named = fits[1]
@@ -213,18 +212,18 @@ def measure_features(
         comparisons += compared
     if sample.labels is not None:
         comparisons.append(_detect(sample, inputs, ways))
-    later = int((sample.states.tokens.positions > 0).sum())
     report = FeaturesReport(
         site=writes,
         reads=reads,
         features=len(named),
         texts=len(lengths),
         tokens=len(inputs),
-        massive=later - len(inputs),
+        massive=int((sample.states.tokens.positions > 0).sum()) - len(inputs),
         silent=int((acts["tokens"] == 0).sum()),
         active=active,
         believed=named.is_believed,
         proved=None if named.proof is None else named.proof.stated.unexplained,
+        best="" if named.proof is None else named.proof.best_reading,
         losses=losses,
         comparisons=comparisons,
         strongest=_strongest(None if why_not else model, named, acts),
@@ -457,8 +456,8 @@ def _detect(sample: Sample, inputs: Tensor, ways: Mapping[str, Any]) -> Comparis
         score = float(auroc(np.sign(every[best]) * means[test], positive[test]))
         low, high = wilson(score, min(in_test), len(sums))
         larger = names[-1] if every[best] > 0 else names[0]
-        numbers = {"value": score, "low": low, "high": high, "number": best}
-        scores.append(Score(way=way, larger=larger, **numbers))
+        ends = Estimate(value=score, low=low, high=high)
+        scores.append(Score(way=way, number=best, larger=larger, **vars(ends)))
     return Comparison(measure="auroc", scores=scores)
 
 

@@ -68,7 +68,8 @@ class FeaturesReport(Report):
 
     `massive` is how many tokens were left out besides the first ones. `losses` are as
     the model is, with the mean in the place of the states, and their difference.
-    `believed`: the dictionary is from a file, and was not proved.
+    `believed`: the dictionary is from a file, and was not proved. `best` is the reading
+    of its file that leaves least, if it is another.
     """
 
     site: str
@@ -80,6 +81,7 @@ class FeaturesReport(Report):
     silent: int
     active: Estimate
     believed: bool = False
+    best: str = ""
     proved: float | None = None
     losses: list[Estimate]
     comparisons: list[Comparison]
@@ -158,6 +160,8 @@ def _acting(report: FeaturesReport) -> Iterator[str]:
             "Its file was tried on the texts of its proof: as it states it, it left"
             f" {report.proved:.1%} of the variance there unexplained."
         )
+    if report.best:
+        yield f"The best other reading of its file: {report.best}."
 
 
 def _compared(report: FeaturesReport) -> Iterator[str]:
@@ -192,9 +196,9 @@ def _compared(report: FeaturesReport) -> Iterator[str]:
             verb = "tells" if best.low > 0.5 else "is not shown to tell"
             yield (
                 f"Of its features, number {best.number} {verb} the labels apart, larger"
-                f" for {quoted_token(best.larger)}: it was selected on one half of the"
-                " texts and tested on the other, so the number of features needs no"
-                " correction."
+                f" for {quoted_token(best.larger)}, with an AUROC of"
+                f" {estimated(best, '.2f')} on the half of the texts that it was not"
+                " selected on."
             )
     if untested:
         yield f"There are no intervals: they need eight groups of texts. {UNTESTED}"
