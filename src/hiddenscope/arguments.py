@@ -42,6 +42,8 @@ _WORDS = {
     bool: "True or False",
     type(None): "None",
 }
+# What others call our parameters.
+SYNONYMS = {"layer": "sites", "layers": "sites"}
 # Items of a list that are checked.
 _MOST_ITEMS = 50
 # Bits of an integer that a float holds.
@@ -135,6 +137,7 @@ def _explain(
         for name in kwargs:
             if name not in signature.parameters:
                 reason = f"it has no parameter {name!r}"
+                name = SYNONYMS.get(name, name)
                 for near in get_close_matches(name, signature.parameters, 1):
                     remedy = f"Did you mean {near}?"
         mismatch = ArgumentError(f"Cannot call {called}", reason, remedy)

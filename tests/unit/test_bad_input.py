@@ -158,7 +158,7 @@ def test_a_text_without_a_tokenizer(hanging: Any) -> None:
 
 
 SITES = {
-    "layer.40": "Did you mean 'layer.",
+    "layer.40": "The last is 'layer.",
     "layer.3.attnn": "layer.3.attn",
     "finl": "final",
     "layer.1.cross": "layer.0 to layer.3",

@@ -171,6 +171,10 @@ class Consequences:
     restored: list[Restored]
 
 
+# Smaller shares are written as 0.00%.
+LEAST_SHOWN = 5e-5
+
+
 @frozen
 class MovedLayer:
     """How far a layer moved: by its own weights, and with what it inherited.
@@ -322,8 +326,19 @@ def _findings(report: DriftReport) -> Iterator[str]:
     if report.explained_by in CHANGES:
         layers = report.moved_layers or []
         tokens = report.moved_tokens or []
-        if layers:
-            names = [f"`{layer.site}` ({layer.local:.2%})" for layer in layers[:3]]
+        names = [
+            f"`{layer.site}` ({layer.local:.2%})"
+            for layer in layers[:3]
+            if layer.local >= LEAST_SHOWN
+        ]
+        if layers and not any(layer.largest for layer in layers):
+            yield "No layer adds anything by itself: rounding is the whole of it."
+        elif layers and not names:
+            yield (
+                "No layer adds 0.01% of the norm or more by itself, in the median over"
+                " the tokens."
+            )
+        elif names:
             yield (
                 "Most is added at " + ", ".join(names) + ": the median error over the"
                 " tokens that the layer makes by itself, as a share of the norm."
@@ -342,7 +357,9 @@ def _findings(report: DriftReport) -> Iterator[str]:
     for hint in report.hints:
         yield hint.evidence
     consequences = report.consequences
-    if consequences:
+    if consequences and not consequences.kl_max:
+        yield f"In the output, the KL divergence is 0 at all {consequences.of:,} positions."
+    elif consequences:
         yield (
             f"In the output, the KL divergence is {consequences.kl_mean:.3g} nats on"
             f" average and {consequences.kl_max:.3g} at most; the most likely next"
