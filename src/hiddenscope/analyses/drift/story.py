@@ -11,7 +11,13 @@ from hiddenscope.results import Report, Result, Section, Table, frozen
 from hiddenscope.results.drawing import grid_of, labels
 from hiddenscope.results.pictures import Lines, PackedFloats, Series
 from hiddenscope.results.report import ABSENT, Absent
-from hiddenscope.results.sentences import capitalised, number, quote, side_names
+from hiddenscope.results.sentences import (
+    capitalised,
+    counted,
+    number,
+    quote,
+    side_names,
+)
 
 MEASURES = ("relative", "local", "inherited", "max_abs", "ulp", "mismatched", "cosine")
 LINES = {
@@ -358,7 +364,8 @@ def _findings(report: DriftReport) -> Iterator[str]:
         yield hint.evidence
     consequences = report.consequences
     if consequences and not consequences.kl_max:
-        yield f"In the output, the KL divergence is 0 at all {consequences.of:,} positions."
+        positions = counted(consequences.of, "position")
+        yield f"In the output, the KL divergence is 0 at all of {positions}."
     elif consequences:
         yield (
             f"In the output, the KL divergence is {consequences.kl_mean:.3g} nats on"
