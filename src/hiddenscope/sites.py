@@ -276,11 +276,11 @@ def nearest(item: str, known: Sequence[str]) -> str:
     """Return the remedy that names the known site that is spelled most alike."""
     names = list(known)
     beyond = LAYER.fullmatch(item)
-    layers = [layer for layer in map(LAYER.fullmatch, names) if layer]
-    if beyond and beyond[1]:
-        layers = [layer for layer in layers if layer[1] == beyond[1]]
-    if beyond and layers and int(beyond[2]) > int(layers[-1][2]):
-        return f"The last is '{layers[-1][0]}'."
+    for layer in map(LAYER.fullmatch, reversed(names)):
+        if beyond and layer and layer[1] == beyond[1]:
+            if int(beyond[2]) > int(layer[2]):
+                return f"The last is '{layer[0]}'."
+            break
     if not item.startswith(STACKS):
         # Compared without their stacks, which the item does not name.
         names = [re.sub(r"^(encoder|decoder)\.", "", name) for name in names]
