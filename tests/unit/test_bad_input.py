@@ -582,6 +582,7 @@ CALLS: list[tuple[Callable[[hs.Model], Any], str]] = [
         lambda m: hs.lens(m, TEXT, site="layer.1"),  # type: ignore[call-arg]
         "Cannot call lens: it has no parameter 'site'. Did you mean sites?",
     ),
+    (lambda m: hs.lens(m, TEXT, layers="layer.1"), "Did you mean sites?"),  # type: ignore[call-arg]
     (
         lambda m: hs.lens(m, TEXT, nonsense=1),  # type: ignore[call-arg]
         "it has no parameter 'nonsense'. Call lens(model, texts, *, k=5, target=None,",

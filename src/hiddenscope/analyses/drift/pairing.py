@@ -500,6 +500,7 @@ class _Matcher:
         """
         stack = self.stacks[-1]
         entering = [value for value in self.fitting if value.path("input")]
+        called = {value.tap.path for value in self.values if value.tap}
         for path, part in module.named_modules():
             blocks = [f"{path}.{name}." for name in part._modules]
             if not isinstance(part, nn.ModuleList) or len(blocks) != stack.depth:
@@ -508,7 +509,8 @@ class _Matcher:
                 [value for value in entering if str(value.path("input")).startswith(at)]
                 for at in blocks
             ]
-            if len(self.stacks) > 1 or not all(inside):
+            is_called = any(block[:-1] in called for block in blocks)
+            if len(self.stacks) > 1 or is_called or not all(inside):
                 continue
             after = entering[entering.index(inside[-1][-1]) + 1 :]
             states = [calls[0] for calls in inside] + after[:1]
