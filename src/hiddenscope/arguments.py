@@ -52,6 +52,8 @@ _READERS = {
     "States": "hs.States.load(path)",
     "Store": "hs.open(path)",
 }
+# What others call our parameters.
+SYNONYMS = {"layer": "sites", "layers": "sites"}
 # Items of a list that are checked.
 _MOST_ITEMS = 50
 # Bits of an integer that a float holds.
@@ -149,6 +151,7 @@ def _explain(
         for name in kwargs:
             if name not in signature.parameters:
                 reason = f"it has no parameter {name!r}"
+                name = SYNONYMS.get(name, name)
                 for near in get_close_matches(name, signature.parameters, 1):
                     remedy = f"Did you mean {near}?"
                 takes_texts = {"data", "texts"} & signature.parameters.keys()

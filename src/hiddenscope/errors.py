@@ -20,8 +20,8 @@
 
 Every error says three things: the problem, the reason, the remedy.
 
->>> print(SiteError("No site 'layer.40' in gpt2", "it has layer.0 to layer.12", "Did you mean 'layer.4'?"))
-No site 'layer.40' in gpt2: it has layer.0 to layer.12. Did you mean 'layer.4'?
+>>> print(SiteError("No site 'layer.40' in gpt2", "it has layer.0 to layer.12", "The last is 'layer.12'."))
+No site 'layer.40' in gpt2: it has layer.0 to layer.12. The last is 'layer.12'.
 """  # noqa: E501
 
 import errno

@@ -268,9 +268,19 @@ def _same_layer(item: str, known: Sequence[str]) -> Sequence[str]:
     return of_layer or [layer, *(f"{layer}.{part}" for part in PARTS)]
 
 
+# A layer by its number.
+LAYER = re.compile(r"(encoder\.|decoder\.)?layer\.([0-9]{1,9})")
+
+
 def nearest(item: str, known: Sequence[str]) -> str:
     """Return the remedy that names the known site that is spelled most alike."""
     names = list(known)
+    beyond = LAYER.fullmatch(item)
+    for layer in map(LAYER.fullmatch, reversed(names)):
+        if beyond and layer and layer[1] == beyond[1]:
+            if int(beyond[2]) > int(layer[2]):
+                return f"The last is '{layer[0]}'."
+            break
     if not item.startswith(STACKS):
         # Compared without their stacks, which the item does not name.
         names = [re.sub(r"^(encoder|decoder)\.", "", name) for name in names]
@@ -472,7 +482,7 @@ def select(
     ['layer.0', 'layer.1', 'layer.2']
     >>> select("layer.20", [Site(k) for k in range(13)], owner="gpt2")
     Traceback (most recent call last):
-    hiddenscope.errors.SiteError: No site 'layer.20' in gpt2: it has layer.0 to layer.12. Did you mean 'layer.2'?
+    hiddenscope.errors.SiteError: No site 'layer.20' in gpt2: it has layer.0 to layer.12. The last is 'layer.12'.
     """  # noqa: E501
     # There may be a neuron for each channel of each block: comparing is slow.
     ordered = tuple(sorted(set(sites), key=lambda site: site._order))

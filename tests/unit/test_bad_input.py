@@ -159,7 +159,7 @@ def test_a_text_without_a_tokenizer(hanging: Any) -> None:
 
 
 SITES = {
-    "layer.40": "Did you mean 'layer.",
+    "layer.40": "The last is 'layer.",
     "layer.3.attnn": "layer.3.attn",
     "finl": "final",
     "layer.1.cross": "layer.0 to layer.3",
@@ -583,6 +583,7 @@ CALLS: list[tuple[Callable[[hs.Model], Any], str]] = [
         lambda m: hs.lens(m, TEXT, site="layer.1"),  # type: ignore[call-arg]
         "Cannot call lens: it has no parameter 'site'. Did you mean sites?",
     ),
+    (lambda m: hs.lens(m, TEXT, layers="layer.1"), "Did you mean sites?"),  # type: ignore[call-arg]
     (
         lambda m: hs.lens(m, TEXT, nonsense=1),  # type: ignore[call-arg]
         "it has no parameter 'nonsense'. Call lens(model, texts, *, k=5, target=None,",

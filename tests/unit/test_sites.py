@@ -213,16 +213,16 @@ def test_a_wrong_site_names_the_nearest() -> None:
     with pytest.raises(SiteError) as caught:
         select("layer.40", stack_sites(12), owner="gpt2")
     said = (
-        "No site 'layer.40' in gpt2: it has layer.0 to layer.12 and final. Did you mean"
-        " 'layer.4'?"
+        "No site 'layer.40' in gpt2: it has layer.0 to layer.12 and final. The last"
+        " is 'layer.12'."
     )
     assert str(caught.value) == said
     with pytest.raises(SiteError, match=r"Did you mean 'layer.3.mlp'"):
         select("layer.3.mpl", GPT2)
     with pytest.raises(SiteError, match=r"Did you mean 'final'"):
         select("fianl", GPT2)
-    with pytest.raises(SiteError, match=r"Did you mean 'layer.4'"):
-        select("layer.40", T5)
+    with pytest.raises(SiteError, match=r"The last is 'decoder.layer.3'"):
+        select("decoder.layer.40", T5)
     with pytest.raises(SiteError, match=r"Did you mean 'layer.3'"):
         select(3, GPT2)  # type: ignore[arg-type]
 
@@ -513,3 +513,12 @@ def test_many_inner_sites_are_described_in_a_phrase():
     phrase = summarise(sites)
     assert "6 attn.heads of layer.1 to layer.2" in phrase
     assert "mlp.neurons of layer.1 to layer.2" in phrase
+
+
+def test_a_layer_beyond_the_last_names_the_last_of_its_stack() -> None:
+    for item, last in (
+        ("encoder.layer.40", "encoder.layer.6"),
+        ("decoder.layer.7", "decoder.layer.3"),
+    ):
+        with pytest.raises(SiteError, match=f"The last is '{last}'"):
+            select(item, T5)

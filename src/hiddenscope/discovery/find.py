@@ -396,6 +396,10 @@ def _why_misnamed(
     return ""
 
 
+# Later tokens that a state reads change it this many times as much as texts beside it.
+SCALED = 4
+
+
 def _sees_ahead(module: nn.Module, trial: _TrialPass, number: int) -> bool:
     """Tell whether the state of the first token changes with the tokens after it."""
     stack = trial.stacks[number]
@@ -406,7 +410,15 @@ def _sees_ahead(module: nn.Module, trial: _TrialPass, number: int) -> bool:
     last = stack.proof.taps[-1]
     before = stack.trace.states_at(last)
     after = state_at(module, inputs, last, stack.trace.tokens)
-    return differs(before[:, 0], after[:, 0], steps=len(stack.chain.blocks))
+    if not differs(before[:, 0], after[:, 0], steps=len(stack.chain.blocks)):
+        return False
+    # Activations that are quantised with one scale for a whole pass change with every
+    # token of it, those of other texts too.
+    inputs[name] = torch.cat([ids[:1], others[1:]])
+    beside = state_at(module, inputs, last, stack.trace.tokens)
+    first = before[0, 0].double()
+    by_others = (beside[0, 0].double() - first).norm()
+    return bool((after[0, 0].double() - first).norm() > SCALED * by_others)
 
 
 def _logits(module: nn.Module, stack: _TrialStack) -> Tensor | None:

@@ -93,7 +93,7 @@ def check_sites(model: Outline, patterns: str) -> None:
     >>> check_sites(Outline("t5", 9), "layer.3,layer.20")
     Traceback (most recent call last):
     hiddenscope.errors.SiteError: No site 'layer.20' in t5: it has layer.0 to
-    layer.9 and final. Did you mean 'layer.2'?
+    layer.9 and final. The last is 'layer.9'.
     """
     if model.layers is None:
         return

@@ -314,8 +314,10 @@ class TextEncoder:
         ids = self._following(token, before)
         unknown = getattr(self.tokenizer, "unk_token_id", None)
         if len(ids) != 1 or ids[0] == unknown:
-            reason = "it merges with the text before it" if before else "it is empty"
-            if len(ids) == 1:
+            reason = "it merges with the text before it"
+            if not token:
+                reason = "it is empty"
+            elif len(ids) == 1:
                 reason = f"it is not in the vocabulary of {self.name}"
             elif ids:
                 pieces = " ".join(repr(self.string(piece)) for piece in ids[:8])

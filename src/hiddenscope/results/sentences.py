@@ -141,25 +141,16 @@ def number(value: float, digits: int = 3) -> str:
     return f"{value:,.0f}" if abs(value) >= 99.5 else f"{value:.{digits}g}"
 
 
-def rounded(value: float, form: str) -> str:
-    """Format a number; one that rounds to 0 has no sign of its own.
-
-    >>> rounded(-0.0004, ".2f"), rounded(-0.0004, "+.2f"), rounded(-1e-9, ".0%")
-    ('0.00', '+0.00', '0%')
-    """
-    text = f"{value:{form}}"
-    return text if text.strip("-0.%") else f"{0:{form}}"
-
-
 def estimated(estimate: Estimate, form: str) -> str:
     """Return a number with its interval; a share ends at 0 and 1."""
-    value = rounded(estimate.value, form)
+    # What rounds to 0 has no sign.
+    form = form.replace("z", "").replace(".", "z.")
     if estimate.low is None or estimate.high is None:
-        return value
+        return f"{estimate.value:{form}}"
     low, high = estimate.low, estimate.high
     if form.endswith("%"):
         low, high = max(0.0, low), min(1.0, high)
-    return f"{value} (95% interval {rounded(low, form)} to {rounded(high, form)})"
+    return f"{estimate.value:{form}} (95% interval {low:{form}} to {high:{form}})"
 
 
 def in_series(parts: Sequence[str], conjunction: str = "and") -> str:

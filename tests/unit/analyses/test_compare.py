@@ -401,6 +401,7 @@ def test_what_cannot_be_compared_is_said(tiny: Tiny, bare: hs.Model) -> None:
     wide, narrow = (states(torch.ones(1, 2, width)) for width in (3, 4))
     cases: list[tuple[Any, dict[str, Any], Any, str]] = [
         ((model, ONE), {}, TextError, "no second text and no other model"),
+        ((model, [ONE, ONE]), {}, TextError, "two texts were given as one side"),
         (texts, {"other": model}, TextError, "a second text and another model"),
         ((model, ONE, ""), {}, TextError, "it is empty"),
         ((model, [ONE, TWO], [ONE]), {}, TextError, "2 on one side and 1 on the other"),

@@ -893,3 +893,11 @@ def test_an_extra_tensor_in_place_of_final_is_not_paired_by_order(place: int) ->
     broken.model.layers[1].mlp.down_proj.weight.data.mul_(1.1)
     facts = facts_of(lambda ids: with_extra(broken, ids))
     assert facts["first_site"] == "layer.2"
+
+
+def test_a_dtype_that_only_rounds_adds_nothing_at_any_layer() -> None:
+    narrow = copy.deepcopy(llama().module).bfloat16()
+    told = hs.drift(llama(), hs.load((narrow, None)), TEXTS).summary()
+    assert "rounding is the whole of it" in told and "0.00%" not in told
+    same = hs.drift(llama(), hs.load((copy.deepcopy(llama().module), None)), TEXTS)
+    assert "the KL divergence is 0 at all of 17 positions" in same.summary()

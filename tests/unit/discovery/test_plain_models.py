@@ -13,6 +13,7 @@ from torch.nn import functional
 
 import hiddenscope as hs
 from hiddenscope.errors import AnatomyError, ModuleError, PassError, TextError
+from hiddenscope.testing import tiny_model
 
 VOCABULARY, WIDTH, WINDOW, DEPTH, HEADS = 41, 16, 12, 3, 2
 TEXT, OTHER = [5, 9, 30, 12, 17], [7, 9, 30, 12, 17]
@@ -582,3 +583,22 @@ def test_recording_and_editing_the_passes_of_a_plain_model() -> None:
     with hs.editing(module, {"layer.3": hs.Scale(2.0, tokens=-1)}):
         after, _ = module(ids)
     assert (before != after).any(-1).tolist() == [[False] * 4 + [True]]
+
+
+class Int8(nn.Linear):
+    """A projection whose inputs are rounded with one scale for the whole pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        step = x.abs().max() / 127
+        return functional.linear((x / step).round() * step, self.weight, self.bias)
+
+
+@pytest.mark.parametrize(("family", "causal"), [("llama", True), ("bert", False)])
+def test_a_scale_that_all_tokens_share_makes_no_decoder_look_ahead(
+    family: str, causal: bool
+) -> None:
+    module = tiny_model(family)
+    for part in module.modules():
+        if type(part) is nn.Linear:
+            part.__class__ = Int8
+    assert hs.load((module, None)).anatomy.stacks[-1].causal is causal

@@ -43,6 +43,7 @@ def test_a_token_is_itself_by_name_and_by_id(bytes_: TextEncoder) -> None:
         # ' Paris' is no single token either.
         ("Paris", "the cat", "'is'. Give a single token, with the space before it"),
         ("t", "the ca", "merges with the text before it"),
+        ("", "the ca", "it is empty"),
         ("t", "the ca", "Did you mean ' t'?"),
         ("", "", "it is empty"),
         (128, "", "ids of toy are 0 to 127"),

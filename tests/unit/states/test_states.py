@@ -84,7 +84,7 @@ def test_sites_are_read_by_name() -> None:
     assert torch.equal(states["hidden_states[2]"], states.values[3])
     assert torch.equal(states["layer.-1"], states.values[2])
     assert states.width == 8
-    near = r"it has layer\.0 to layer\.2 and final\. Did you mean 'layer\.2'"
+    near = r"it has layer\.0 to layer\.2 and final\. The last is 'layer\.2'"
     with pytest.raises(SiteError, match=near):
         states["layer.9"]
     with pytest.raises(SiteError, match="it names 3"):

@@ -168,7 +168,10 @@ def _text_pairs(
         reason = "a second text and another model"
         if b is None:
             reason = "there is no second text and no other model"
-        raise TextError(problem, reason, "Give b, or give other=.")
+            # Two ids are one text.
+            if isinstance(a, list | tuple) and len(a) == 2 and isinstance(a[0], str):
+                reason = "two texts were given as one side, and none as the other"
+        raise TextError(problem, reason, "Give compare(model, a, b), or give other=.")
     if other is not None:
         return from_two_models((model, other), a, sites, targets, truncate)
     inputs = model.encode(a, targets=targets, truncate=truncate)

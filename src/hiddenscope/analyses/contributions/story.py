@@ -20,7 +20,6 @@ from hiddenscope.results.sentences import (
     model_name,
     quoted_token,
     quoted_tokens,
-    rounded,
     shortened,
 )
 from hiddenscope.states.arrays import Floats
@@ -287,7 +286,7 @@ def _kinds(data: "xarray.Dataset") -> str:
 
 
 def _signed(amount: float) -> str:
-    return rounded(amount, "+.2f").replace("-", "−")
+    return f"{amount:+z.2f}".replace("-", "−")
 
 
 def _listings(report: ContributionsReport, data: "xarray.Dataset") -> Iterator[Listing]:

@@ -393,22 +393,16 @@ class _Matcher:
         one that is no state, in a program that gives no final.
         """
         values = list(pairs.values.values())
-        in_order = [self._distance(*pair) for pair in pairs.values.items()]
-        best = sum(in_order)
-        for place, extra in enumerate(values[:-1]):
-            moved = dict(zip(sites[place:], values[place + 1 :], strict=False))
-            distances = [self._distance(*pair) for pair in moved.items()]
-            changes = list(zip(distances, in_order[place + 1 :], strict=True))
-            nearer = any(after * NEARER < before for after, before in changes)
-            farther = any(after > before for after, before in changes)
-            total = sum(in_order[:place]) + sum(distances)
-            if nearer and not farther and total < best:
-                best = total
-                pairs.values = dict(zip(sites, values[:place], strict=False)) | moved
-                pairs.notes = [
-                    f"The candidate's `{extra.name}` is no state of the reference, by"
-                    " those after it, and was left out."
-                ]
+        rests = [values[:place] + values[place + 1 :] for place in range(len(values))]
+        fits = [list(map(self._distance, sites, rest)) for rest in (*rests, values)]
+        best = int(np.argmin([sum(fit) for fit in fits[:-1]]))
+        moved = zip(fits[best][best:], fits[-1][best + 1 :], strict=True)
+        if any(after * NEARER < before for after, before in moved):
+            pairs.values = dict(zip(sites, rests[best], strict=False))
+            pairs.notes.append(
+                f"The candidate's `{values[best].name}` is no state of the reference,"
+                " by those after it, and was left out."
+            )
 
     def _by_correlation(self) -> Pairs | None:
         """Find the pairs with the largest sum of correlations.
@@ -506,6 +500,7 @@ class _Matcher:
         """
         stack = self.stacks[-1]
         entering = [value for value in self.fitting if value.path("input")]
+        called = {value.tap.path for value in self.values if value.tap}
         for path, part in module.named_modules():
             blocks = [f"{path}.{name}." for name in part._modules]
             if not isinstance(part, nn.ModuleList) or len(blocks) != stack.depth:
@@ -514,7 +509,8 @@ class _Matcher:
                 [value for value in entering if str(value.path("input")).startswith(at)]
                 for at in blocks
             ]
-            if len(self.stacks) > 1 or not all(inside):
+            is_called = any(block[:-1] in called for block in blocks)
+            if len(self.stacks) > 1 or is_called or not all(inside):
                 continue
             after = entering[entering.index(inside[-1][-1]) + 1 :]
             states = [calls[0] for calls in inside] + after[:1]

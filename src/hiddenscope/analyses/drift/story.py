@@ -11,7 +11,13 @@ from hiddenscope.results import Report, Result, Section, Table, frozen
 from hiddenscope.results.drawing import grid_of, labels
 from hiddenscope.results.pictures import Lines, PackedFloats, Series
 from hiddenscope.results.report import ABSENT, Absent
-from hiddenscope.results.sentences import capitalised, number, quote, side_names
+from hiddenscope.results.sentences import (
+    capitalised,
+    counted,
+    number,
+    quote,
+    side_names,
+)
 
 MEASURES = ("relative", "local", "inherited", "max_abs", "ulp", "mismatched", "cosine")
 LINES = {
@@ -171,6 +177,10 @@ class Consequences:
     restored: list[Restored]
 
 
+# Smaller shares are written as 0.00%.
+LEAST_SHOWN = 5e-5
+
+
 @frozen
 class MovedLayer:
     """How far a layer moved: by its own weights, and with what it inherited.
@@ -320,29 +330,14 @@ def _findings(report: DriftReport) -> Iterator[str]:
     if report.module is not None:
         yield _module(report)
     if report.explained_by in CHANGES:
-        layers = report.moved_layers or []
-        tokens = report.moved_tokens or []
-        if layers:
-            names = [f"`{layer.site}` ({layer.local:.2%})" for layer in layers[:3]]
-            yield (
-                "Most is added at " + ", ".join(names) + ": the median error over the"
-                " tokens that the layer makes by itself, as a share of the norm."
-            )
-        if tokens:
-            places = []
-            for token in tokens[:3]:
-                moved = f"{token.error:.2%} of the norm"
-                if token.kl is not None:
-                    moved = f"{token.kl:.2g} nats"
-                places.append(
-                    f"{quote(token.token)} (position {token.position} of text"
-                    f" {token.text}, {moved})"
-                )
-            yield f"The tokens that moved most are {', '.join(places)}."
+        yield from _moved(report)
     for hint in report.hints:
         yield hint.evidence
     consequences = report.consequences
-    if consequences:
+    if consequences and not consequences.kl_max:
+        positions = counted(consequences.of, "position")
+        yield f"In the output, the KL divergence is 0 at all of {positions}."
+    elif consequences:
         yield (
             f"In the output, the KL divergence is {consequences.kl_mean:.3g} nats on"
             f" average and {consequences.kl_max:.3g} at most; the most likely next"
@@ -378,6 +373,40 @@ def _findings(report: DriftReport) -> Iterator[str]:
             use = "was written: later runs accept errors up to it"
         yield f"The baseline {baseline.file} of {baseline.sites} sites {use}."
     yield from report.notes
+
+
+def _moved(report: DriftReport) -> Iterator[str]:
+    """Yield the layers that add most by themselves, and the tokens that moved most."""
+    layers = report.moved_layers or []
+    tokens = report.moved_tokens or []
+    names = [
+        f"`{layer.site}` ({layer.local:.2%})"
+        for layer in layers[:3]
+        if layer.local >= LEAST_SHOWN
+    ]
+    if layers and not any(layer.largest for layer in layers):
+        yield "No layer adds anything by itself: rounding is the whole of it."
+    elif layers and not names:
+        yield (
+            "No layer adds 0.01% of the norm or more by itself, in the median over"
+            " the tokens."
+        )
+    elif names:
+        yield (
+            "Most is added at " + ", ".join(names) + ": the median error over the"
+            " tokens that the layer makes by itself, as a share of the norm."
+        )
+    if tokens:
+        places = []
+        for token in tokens[:3]:
+            moved = f"{token.error:.2%} of the norm"
+            if token.kl is not None:
+                moved = f"{token.kl:.2g} nats"
+            places.append(
+                f"{quote(token.token)} (position {token.position} of text"
+                f" {token.text}, {moved})"
+            )
+        yield f"The tokens that moved most are {', '.join(places)}."
 
 
 def _tables(report: DriftReport) -> Iterator[Table]:

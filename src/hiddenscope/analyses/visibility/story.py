@@ -18,7 +18,6 @@ from hiddenscope.results.sentences import (
     number,
     quote,
     quoted_token,
-    rounded,
 )
 
 MeasureName: TypeAlias = Literal[
@@ -880,8 +879,10 @@ def _with_interval(interval: Interval, form: str, sign: int = 1) -> str:
     """
     if interval.value is None:
         return "unknown"
-    middle = rounded(sign * interval.value, form)
+    # What rounds to 0 has no sign.
+    form = form.replace(".", "z.")
+    middle = f"{sign * interval.value:{form}}"
     if interval.low is None or interval.high is None:
         return middle
     low, high = sorted((sign * interval.low, sign * interval.high))
-    return f"{middle} ({rounded(low, form)} to {rounded(high, form)})"
+    return f"{middle} ({low:{form}} to {high:{form}})"
