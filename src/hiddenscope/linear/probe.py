@@ -212,12 +212,12 @@ class Probe:
         if self.pool in ("mean", "mean:all"):
             return _means(scores)
         if self.pool == SINKLESS:
-            means = []
+            pooled = []
             for end in range(1, len(scores) + 1):
                 lengths = readings[:end, -1]
                 median = np.sort(lengths)[(end - 1) // 2]
-                means.append(scores[:end][lengths <= MASSIVE * median].mean(0))
-            return np.array(means)
+                pooled.append(scores[:end][lengths <= MASSIVE * median].mean(0))
+            return np.array(pooled)
         if self.pool in ("first", "cls", 0):
             return np.repeat(scores[:1], len(scores), 0)
         pooling = score_pooling(self.pool)
