@@ -195,13 +195,9 @@ class Probe:
         # Row by row: a product of matrices rounds a row by how many others there are,
         # and a token scored as it is generated must equal the token scored later.
         products: Floats = np.vecdot(rows[:, None, :], coefficients[None])
-        return self.with_lengths(products + intercepts, rows)
-
-    def with_lengths(self, outputs: Floats, rows: Floats) -> Floats:
-        """Add the lengths of states where sinks are left out."""
         if self.pool != SINKLESS:
-            return outputs
-        return np.column_stack([outputs, np.linalg.norm(rows, axis=1)])
+            return products + intercepts
+        return np.column_stack([products + intercepts, np.linalg.norm(rows, axis=1)])
 
     def so_far(self, readings: Floats) -> Floats:
         """Return the score of a text up to each token, from the readings of its tokens.
@@ -222,12 +218,12 @@ class Probe:
         if self.pool in ("mean", "mean:all"):
             return _means(scores)
         if self.pool == SINKLESS:
-            means = []
+            pooled = []
             for end in range(1, len(scores) + 1):
                 lengths = readings[:end, -1]
                 median = np.sort(lengths)[(end - 1) // 2]
-                means.append(scores[:end][lengths <= MASSIVE * median].mean(0))
-            return np.array(means)
+                pooled.append(scores[:end][lengths <= MASSIVE * median].mean(0))
+            return np.array(pooled)
         if self.pool in ("first", "cls", 0):
             return np.repeat(scores[:1], len(scores), 0)
         pooling = score_pooling(self.pool)

@@ -586,16 +586,16 @@ class _PassFollower:
         if states.device.type == "cpu":
             rows = states.flatten(0, 1).double().numpy()
             coef, intercept = probe.outputs
-            readings = np.vecdot(rows[:, None], coef[None]) + intercept
-            readings = probe.with_lengths(readings, rows)
-            return torch.from_numpy(readings).view(*states.shape[:2], -1)
-        key = id(probe), states.device
-        if key not in self.on_device:
-            parts = [torch.from_numpy(part).float() for part in probe.outputs]
-            self.on_device[key] = [part.to(states.device) for part in parts]
-        readings = nn.functional.linear(states.float(), *self.on_device[key])
+            products = np.vecdot(rows[:, None], coef[None]) + intercept
+            readings = torch.from_numpy(products).view(*states.shape[:2], -1)
+        else:
+            key = id(probe), states.device
+            if key not in self.on_device:
+                parts = [torch.from_numpy(part).float() for part in probe.outputs]
+                self.on_device[key] = [part.to(states.device) for part in parts]
+            readings = nn.functional.linear(states.float(), *self.on_device[key])
         if probe.pool == SINKLESS:
-            lengths = states.float().norm(dim=-1, keepdim=True)
+            lengths = states.to(readings).norm(dim=-1, keepdim=True)
             readings = torch.cat([readings, lengths], -1)
         return readings
 

@@ -23,6 +23,7 @@ from hiddenscope.cli import main as cli
 from hiddenscope.errors import StatesError, TextError
 from hiddenscope.extract import Engine
 from hiddenscope.results import story_of
+from hiddenscope.states.pooling import POOLINGS
 from hiddenscope.store import StorePlan, StoreSequence, create
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from hiddenscope.vectors import vectors
@@ -314,7 +315,10 @@ def test_drift_refuses_a_store_that_has_not_every_token(
 
     few = extract("every", hs.Corpus(texts[:4], every=2))
     mean, others = (extract(name, texts[:4], "mean") for name in ("mean", "again"))
-    for store, what in ((few, "one token in 2"), (mean, "the mean of each text")):
+    for store, what in (
+        (few, "one token in 2"),
+        (mean, "the mean:sinkless of each text"),
+    ):
         with pytest.raises(StatesError, match=f"the store keeps {what} alone"):
             hs.drift(model, store, None)
     assert hs.drift(mean, others, None).facts["drifted"] is False
@@ -372,10 +376,11 @@ def test_pooled_states_are_taken_for_what_they_are(
     said = r"from pooled states: the store keeps .*. Give "
     for way in ("mean", "max", "last", "first", 0, -1, 2):
         store = pooled[way]
-        assert store.pooled == str(way)
+        name = "mean:sinkless" if way == "mean" else way
+        assert store.pooled == str(name)
         assert len(store) > len(store.texts), "some texts have several windows"
-        for token in ("mean", "max", "last", "first", "cls", 0, -1, 2):
-            if token not in (way, *same_as.get(way, ())):
+        for token in (*POOLINGS, 0, -1, 2):
+            if token not in (name, *same_as.get(way, ())):
                 with pytest.raises(StatesError, match=said):
                     vectors(store, sites="layer.2", pool=token)
             elif way != "mean":  # which is the mean of the windows' means
@@ -390,7 +395,8 @@ def test_a_profile_of_pooled_states_speaks_of_vectors(
 ) -> None:
     store = pooled[how]
     result = hs.profile(store)
-    assert (result.facts["pooled"], result.facts["vectors"]) == (str(how), len(store))
+    assert result.facts["pooled"] == store.pooled
+    assert result.facts["vectors"] == len(store)
     assert "tokens" not in result.facts and result.facts["vectors_kept"] == len(store)
     (facts,) = result.facts["stacks"]
     norms = np.linalg.norm(np.asarray(store["layer.2"]), axis=1)
@@ -419,13 +425,13 @@ def test_a_text_is_found_among_pooled_states(
         assert strings is not None
         query = strings[7]
         found = hs.search(pooled[way], (model, query), 1)
-        assert found.facts["token"] == way
+        assert found.facts["token"] == pooled[way].pooled
         assert found.data["score"].values[0, 0] == pytest.approx(1.0)
         assert strings[int(found.data["number"].values[0, 0])] == query
     labels, said = ["a", "b"] * 12, "the last token of each text from pooled states"
     with pytest.raises(StatesError, match=f"Cannot take {said}"):
         hs.probe(pooled["mean"], labels, pool="last")
-    assert hs.probe(pooled["mean"], labels).facts["token"] == "mean"
+    assert hs.probe(pooled["mean"], labels).facts["token"] == "mean:sinkless"
     assert hs.cluster(pooled[-1]).facts["token"] == -1
 
 
@@ -444,5 +450,9 @@ def test_pooled_texts_without_strings_are_no_copies_of_one_another(
     writer.commit("000000", {site: values})
     writer.complete()
     labels = [text % 2 for text in range(24)]
-    found = hs.probe(hs.open(tmp_path / "store"), labels, pool="mean")
+    # An older store: its means are of all tokens.
+    store = hs.open(tmp_path / "store")
+    with pytest.raises(StatesError, match="Give 'mean:all'"):
+        hs.probe(store, labels, pool="mean")
+    found = hs.probe(store, labels, pool="mean:all")
     assert (found.facts["rows"], found.facts["texts"]) == (24, 24)

@@ -100,6 +100,8 @@ def test_two_means_are_never_mixed(tiny: Tiny, tmp_path: Path) -> None:
     hs.search(kept, np.ones(64), k=1, pool="mean:all")
     with pytest.raises(StatesError, match="mean:all"):
         hs.search(kept, np.ones(64), k=1, pool="mean")
+    with pytest.raises(StatesError, match="not the same"):
+        hs.drift(kept, left, None)
 
 
 def test_a_search_says_what_chance_explains() -> None:
