@@ -9,7 +9,6 @@ import json
 import math
 import os
 import re
-import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -19,7 +18,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,10 +25,13 @@ from hiddenscope.directions.encoding import Encoding
 from hiddenscope.errors import Damaged, Error, FileError, NotFinite, SiteError
 from hiddenscope.files import (
     PathLike,
-    believable,
+    check_archive,
     explained,
     locked,
+    open_tensors,
     printable,
+    read_arrays,
+    reading,
     temporary_beside,
     to_disk,
     write_safetensors,
@@ -630,37 +631,29 @@ def _tensors(path: Path, suffix: str = "") -> Tensors:
 
     No code of a pickle is run. Linear layers are [output, input].
     """
-    from safetensors.torch import load_file
-
-    try:
-        if path.suffix == ".safetensors":
-            content = load_file(path)
-        else:
-            with zipfile.ZipFile(path) as archive:
-                size = sum(entry.file_size for entry in archive.infolist())
-            if size > believable(path.stat().st_size):
-                raise ValueError(f"it would unpack to {size:,} bytes")
-            if path.suffix == ".npz":
-                with np.load(path, allow_pickle=False) as arrays:
-                    content = {name: torch.tensor(arrays[name]) for name in arrays}
-            else:
-                content = torch.load(path, map_location="cpu", weights_only=True)
+    problem = f"Cannot read {path.name}"
+    content: Tensors = {}
+    if path.suffix == ".safetensors":
+        with open_tensors(path, problem) as file:
+            for name in file.keys():  # noqa: SIM118
+                content[name] = file.get_tensor(name)
+    elif path.suffix == ".npz":
+        for name, array in read_arrays(path, problem).items():
+            content[name] = torch.from_numpy(array)
+    else:
+        size = check_archive(path, problem)
+        with reading(f"{problem} as tensors alone"):
+            content = torch.load(path, map_location="cpu", weights_only=True)
             # A tensor may repeat a few numbers without end.
             if sum(tensor.nbytes for tensor in content.values()) > size:
                 raise ValueError("its tensors are larger than the file")
-        tensors = {}
-        for name, tensor in content.items():
-            turned = name.endswith((".weight", "W_skip"))
-            key = NAMES.get(name, name.removesuffix(suffix))
-            tensors[key] = tensor.float().T if turned else tensor.float()
-        return tensors
-    # Each library raises whatever damage leads to.
-    except Exception as error:
-        raise Damaged(
-            f"Cannot read {path.name}",
-            f"it holds more than tensors, or is damaged ({error})"[:200],
-            "Download it again, or save its tensors as safetensors.",
-        ) from error
+    tensors = {}
+    for name in list(content):
+        tensor = content.pop(name).float()
+        turned = name.endswith((".weight", "W_skip"))
+        key = NAMES.get(name, name.removesuffix(suffix))
+        tensors[key] = tensor.T if turned else tensor
+    return tensors
 
 
 def write_saelens(path: PathLike, dictionary: "Dictionary") -> None:

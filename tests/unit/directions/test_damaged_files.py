@@ -175,9 +175,9 @@ def test_a_pickle_runs_no_code(copied: Callable[[str], Path]) -> None:
     refused(folder, "of an unknown kind, 'Other'")
     (folder / "config.json").write_text(config)
     (folder / "ae.pt").write_bytes(pickle.dumps(Hostile()))
-    refused(folder, "it holds more than tensors, or is damaged")
+    refused(folder, "it is damaged, cut short")
     torch.save({"encoder.weight": Hostile()}, folder / "ae.pt")
-    refused(folder, "it holds more than tensors, or is damaged")
+    refused(folder, "it is damaged, cut short")
     # Four numbers that say they are a terabyte.
     torch.save({"b_dec": torch.zeros(1).expand(2**38)}, folder / "ae.pt")
     refused(folder, "its tensors are larger than the file")
@@ -193,12 +193,12 @@ def test_archives_that_unpack_without_end(copied: Callable[[str], Path]) -> None
     path = folder / "params.npz"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("w_enc.npy", header.getvalue() + bytes(2**26))
-    refused(folder, "it would unpack to 67,")
+    refused(folder, "it unpacks to more than")
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("w_enc.npy", header.getvalue())
-    refused(folder, "it holds more than tensors, or is damaged")
+    refused(folder, "it is damaged, cut short")
     np.savez(path, w_enc=np.array([Hostile()], dtype=object))
-    refused(folder, "or is damaged .Object arrays cannot be loaded")
+    refused(folder, "it is damaged, cut short.*Object arrays cannot be loaded")
 
 
 def test_a_set_needs_a_layer_that_it_has(copied: Callable[[str], Path]) -> None:
