@@ -185,7 +185,7 @@ def test_what_is_planted_is_found(word: str) -> None:
 
 
 def many_texts(generator: np.random.Generator) -> list[list[int]]:
-    texts: list[list[int]] = generator.integers(5, 60, (6, 12)).tolist()
+    texts: list[list[int]] = generator.integers(5, 60, (8, 12)).tolist()
     return texts
 
 

@@ -1,5 +1,6 @@
 """Dictionaries on a GPU: fitted to the same bits again, and proved as on a CPU."""
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -97,5 +98,8 @@ def test_a_file_is_proved_on_a_model_on_the_gpu(tmp_path: Path) -> None:
     assert proved.proof is not None
     expected = plain.proof.stated.unexplained
     assert proved.proof.stated.unexplained == pytest.approx(expected, rel=1e-3)
+    config = json.loads((tmp_path / "cfg.json").read_text())
+    config["metadata"]["hook_name"] = "blocks.0.hook_resid_post"
+    (tmp_path / "cfg.json").write_text(json.dumps(config))
     with pytest.raises(StatesError, match="at layer.2"):
-        hs.Dictionary.read(tmp_path, there, "layer.1", texts=texts)
+        hs.Dictionary.read(tmp_path, there, texts=texts)

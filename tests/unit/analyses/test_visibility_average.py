@@ -103,7 +103,9 @@ def test_the_interval_of_a_mean_is_students() -> None:
         return {"mean": part["sum"] / part["targets"].sum()}
 
     estimates, count = jackknife(sums, statistics)
-    low, high = stats.t.interval(0.95, 11, numbers.mean(), stats.sem(numbers))
+    low, high = stats.t.interval(
+        0.95, 10, numbers.mean(), stats.sem(numbers) * (11 / 10) ** 0.5
+    )
     assert estimates["mean"] == pytest.approx((numbers.mean(), low, high))
     assert count == 12
 
@@ -193,10 +195,10 @@ def test_texts_of_a_group_are_kept_together_and_copies_are_one_group(
     tiny: Tiny,
 ) -> None:
     """Copies of a text make no interval narrower."""
-    model, texts = tiny("gpt2"), random_texts(5)
+    model, texts = tiny("gpt2"), random_texts(8)
     once = hs.visibility(model, texts, sampling=ALL)
     twice = hs.visibility(model, texts * 2, sampling=ALL)
-    assert twice.facts["aligned"]["groups"] == 5
+    assert twice.facts["aligned"]["groups"] == 8
     for name in ("decay_below", "decay_below_low", "decay_below_high"):
         np.testing.assert_allclose(twice.data[name], once.data[name], rtol=1e-5)
     words = [f"the cats sat on the mat and the dog number {k} ran" for k in range(6)]
@@ -273,7 +275,7 @@ def test_the_pictures_show_every_average_with_its_interval(
     tiny: Tiny, family: str, pictures: int
 ) -> None:
     """A model of four sites counts a single depth, and has no decay by depth."""
-    result = hs.visibility(tiny(family), random_texts(5))
+    result = hs.visibility(tiny(family), random_texts(8))
     views = views_of(result)
     assert len({view.title for view in views}) == pictures
     for view in views:
