@@ -445,7 +445,7 @@ def write_safetensors(
         file.write(len(text).to_bytes(8, "little") + text)
         for name in names:
             dense = tensors[name].detach().cpu().contiguous()
-            file.write(dense.view(-1).view(dtype=uint8).numpy())
+            file.write(dense.view(-1).view(dtype=uint8).numpy().data)
 
 
 def read_tensors(

@@ -47,7 +47,6 @@ async function start() {
 
   const show = () => {
     const tab = Object.hasOwn(TABS, held("tab")) ? held("tab") : "grid";
-    if (tab !== held("tab")) asker.say(`There is no tab “${held("tab").slice(0, 40)}”.`, true);
     for (const link of nav.querySelectorAll("a")) {
       if (link.dataset.tab === tab) link.setAttribute("aria-current", "page");
       else link.removeAttribute("aria-current");
@@ -55,6 +54,8 @@ async function start() {
     document.title = `${TABS[tab]} · hiddenscope`;
     const root = element("div");
     work.replaceChildren(root);
+    if (tab !== held("tab"))
+      work.prepend(paragraph(`There is no tab “${held("tab").slice(0, 40)}”.`));
     destroyDetached();
     grid = null;
     if (tab === "grid") {

@@ -95,7 +95,8 @@ def test_a_link_that_leads_nowhere_says_so(
             "This text has no state layer.99 at token 1.",
         ),
     ):
-        look(fragment(model=tiny_name, **parts)).page.get_by_text(said).wait_for()
+        linked = look(fragment(model=tiny_name, **parts)).page
+        linked.get_by_text(said).wait_for()
 
 
 def test_what_the_workbench_does_not_take_is_said_with_what_it_takes(
