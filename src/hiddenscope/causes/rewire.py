@@ -179,12 +179,14 @@ class _Rewired:
 
     def _written_by_heads(self, layer: int, z: Tensor) -> Tensor:
         inputs = z[: len(self.stream)]
+        heads = []
         for head in range(self.wiring.layouts[layer - 1].heads.heads):
             site = Site(layer, f"attn.head.{head}")
             write = self.model.anatomy.write(self.model.module, site)
             assert write is not None
             self._see(site, write(inputs))
-        self.rest += write.bias(inputs).to(self.rest)
+            heads.append(write)
+        self.rest += heads[0].bias(inputs).to(self.rest)
         return z
 
     def _reading(self, reader: Sequence[int], mid: Tensor) -> Tensor:
