@@ -122,14 +122,15 @@ def dataset(
 
 def contrasts_in(name: str) -> "list[hs.Contrast]":
     """Read contrasts from a table whose columns are their fields."""
-    clean = dataset(name, "clean", "answer", "group")
+    clean = dataset(name, "clean", "answer")
     corrupt = dataset(name, "corrupt", "other")
     columns: Any = (
         clean.texts,
         corrupt.texts,
         clean.labels,
         corrupt.labels,
-        clean.groups,
+        # Some may belong to no group.
+        [row.group for row in reader.rows(name, text="clean", group="group")],
     )
     names = "clean", "corrupt", "answer", "other", "group"
     contrasts = []

@@ -504,12 +504,13 @@ def test_further_contrasts_come_from_a_table(
     module.save_pretrained("model")
     tiny_tokenizer().save_pretrained("model")
     rows = ["the bat sat,the hat sat,a,e,1", "the rat sat,the bat sat,a,e,1"]
+    rows.append("the mat sat,the rat sat,a,e,")
     Path("more.csv").write_text("\n".join([FIELDS.strip(), *rows]), "utf-8")
     words = [word, "the mat sat", "the hat sat", "--answer", "a", "--other", "e"]
     words += ["--model", "model", "--more", "more.csv", "--out", "found.nc"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     facts = hs.Result.load("found.nc").facts
-    assert (facts["contrasts"], facts["groups"]) == (3, 2)
+    assert (facts["contrasts"], facts["groups"]) == (4, 3)
     same = ["a", "e"]
-    assert [[*answers.values()] for answers in facts["answers"]] == [same] * 3
+    assert [[*answers.values()] for answers in facts["answers"]] == [same] * 4
