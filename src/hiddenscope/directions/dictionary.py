@@ -321,8 +321,9 @@ class Dictionary:
         """Read a dictionary that another library saved, and prove it on a model.
 
         `path` is its folder: of SAELens, Gemma Scope, Llama Scope, sparsify,
-        dictionary_learning or circuit-tracer. `site` is where it lies, if the file does
-        not say, or which of a set of transcoders to read. With a model, what the file
+        dictionary_learning, circuit-tracer, Goodfire or Qwen Scope. `site` is where it
+        lies, if the file does not say, or which of a set to read; another one than what
+        the file says is refused. With a model, what the file
         states is tried on states of `texts`, or of 40 plain sentences, beside what it
         might have meant, and refused if that fits better; without, it is taken at its
         word.

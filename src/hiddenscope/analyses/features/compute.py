@@ -164,8 +164,7 @@ def measure_features(
     others = sample.statistics(outputs)
     whole = others[0] + others[1]
     if not bool(whole.covariance.trace() > 0):
-        reason = f"all states at {writes} are equal"
-        raise StatesError(PROBLEM, reason, "Give other texts.")
+        raise StatesError(PROBLEM, f"states at {writes} are equal", "Give other texts.")
     is_compared = others[0].count * others[1].count > 0
     if isinstance(named, str):
         made_of = others if is_compared else [whole, whole]
