@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from hiddenscope.causes.contrast import Contrast as Contrast
     from hiddenscope.causes.contrast import Interchange as Interchange
     from hiddenscope.directions.dictionary import Dictionary as Dictionary
-    from hiddenscope.directions.encoding import Encoding as Encoding
     from hiddenscope.directions.direction import Direction as Direction
+    from hiddenscope.directions.encoding import Encoding as Encoding
     from hiddenscope.directions.training import Training as Training
     from hiddenscope.extract import Corpus as Corpus
     from hiddenscope.extract import Engine as Engine
