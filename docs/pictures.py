@@ -163,8 +163,9 @@ def minilm() -> hs.Model:
 def cities(model: hs.Model) -> Sequence[View]:
     """Return a map of a few layers, and the scores along all layers."""
     few = hs.project(model, CITIES, sites=SOME)
-    along = hs.project(model, CITIES, method="pca")
-    return *views_of(few)[:1], *views_of(along)[1:2]
+    along = views_of(hs.project(model, CITIES, method="pca"))
+    silhouettes = [view for view in along if view.title.startswith("How far apart")]
+    return *views_of(few)[:1], *silhouettes
 
 
 def nearest_texts(encoder: hs.Model) -> Sequence[View]:

@@ -81,13 +81,16 @@ class Pool:
             starts = np.cumsum(lengths) - lengths
             rows = torch.from_numpy(starts + positions).to(values.device)
         sizes = lengths.tolist()
-        leaves_out = self.pooling == SINKLESS
-        if leaves_out or self.sinks is not None:
+        left_out = None
+        if self.pooling == SINKLESS or self.sinks is not None:
             by_text = torch.split(values.detach(), sizes, dim=1)
             sinks = torch.cat([sinks_of(states) for states in by_text], 1)
-            counted = sinks if rows is None else sinks[:, rows]
+            if self.pooling == SINKLESS:
+                left_out = sinks
+            if rows is not None:
+                sinks = sinks[:, rows]
             if self.sinks is not None:
-                self.sinks += counted.sum(1).cpu()
+                self.sinks += sinks.sum(1).cpu()
         if rows is not None:
             return values[:, rows]
         assert isinstance(self.pooling, str)
@@ -96,13 +99,13 @@ class Pool:
         dtype = wide(values.dtype)
         # Text by text, so that a text pooled among others equals the text pooled by
         # itself bit for bit: a sum over padded rows would add in another order.
-        if leaves_out:
-            values = values.masked_fill(sinks[..., None], 0)
+        if left_out is not None:
+            values = values.masked_fill(left_out[..., None], 0)
         parts = torch.split(values, sizes, dim=1)
         vectors = torch.stack([reduce(part, dtype) for part in parts], 1)
-        if not leaves_out:
+        if left_out is None:
             return vectors
-        kept = torch.split(~sinks, sizes, dim=1)
+        kept = torch.split(~left_out, sizes, dim=1)
         # Of all tokens the mean is that of `pool("mean")`, bit for bit.
         shares = torch.stack([reduce(part.to(dtype), dtype) for part in kept], 1)
         return vectors / shares[..., None]
