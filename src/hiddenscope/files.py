@@ -278,6 +278,8 @@ def replacing(path: PathLike, *, durable: bool = True) -> Iterator[Path]:
     problem = f"Cannot write {printable(target)}"
     if "\0" in str(target):
         raise FileError(problem, "its name holds a null character", "Rename it.")
+    if not target.name:
+        raise FileError(problem, "it is a folder", "Give the path of a file.")
     remedy = "Choose a folder that exists and can be written."
     with explained(problem, remedy), temporary_beside(target) as fresh:
         locked_file = fresh.stat()

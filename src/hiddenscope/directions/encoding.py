@@ -6,6 +6,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from hiddenscope.arguments import checked
 from hiddenscope.errors import StatesError
 
 Gate: TypeAlias = Literal["linear", "relu", "threshold", "topk", "groups", "gated"]
@@ -19,6 +20,7 @@ NEEDED = {
 }
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Encoding:
     """Say how the activations of a dictionary are computed from a state.

@@ -318,5 +318,5 @@ def _write_lines(path: Path, values: Iterable[Any]) -> str:
 
 
 def _explained(folder: StoreFolder) -> AbstractContextManager[None]:
-    remedy = "Make room, or choose a folder that can be written; then go on."
-    return explained(f"Cannot write {folder.shown}", remedy)
+    problem = f"Cannot write {folder.shown}, which keeps its finished units"
+    return explained(problem, "Choose a folder that can be written.")

@@ -521,6 +521,6 @@ def test_a_result_without_its_data_is_refused_in_a_sentence(
     result = hs.examples(drawn(), direction, k=3)
     spoilt = replace(result, data=result.data.drop_vars(spoil))
     spoilt.save(tmp_path / "spoilt.nc")
-    with pytest.raises(Error, match="do not go together|damaged") as caught:
+    with pytest.raises(Error, match="do not fit together|damaged") as caught:
         hs.Result.load(tmp_path / "spoilt.nc").summary()
     assert "\n" not in str(caught.value)

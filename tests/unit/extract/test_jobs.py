@@ -392,7 +392,7 @@ def test_a_full_disk_stops_a_job_and_it_goes_on_when_there_is_room(
         setrlimit(RLIMIT_FSIZE, (UNIT_BYTES // 2, before[1]))
 
     try:
-        with pytest.raises(FileError, match="then go on"):
+        with pytest.raises(FileError, match="keeps its finished units"):
             begun.run(fill)
     finally:
         setrlimit(RLIMIT_FSIZE, before)
