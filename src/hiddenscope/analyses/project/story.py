@@ -619,7 +619,8 @@ def _verdict(of: str, separation: Separation) -> str:
             f"The classes{of} are apart at {site_list(apart_at)} (p at most 0.05 by"
             " silhouettes or neighbours, corrected for both at all sites)"
         )
-    return f"{verdict}. The silhouette is largest {size}."
+    p = f"p = {best.p_corrected:.2g}, corrected"
+    return f"{verdict}. The silhouette is largest {size} ({p})."
 
 
 def _examples(data: "xarray.Dataset") -> str:

@@ -191,7 +191,7 @@ def _findings(report: SearchReport) -> Iterator[str]:
         name = f"{unit} {nearest.number}"
         if nearest.string is not None:
             name = quote(nearest.string)
-        chance = ", which is not told apart from chance" if nearest.by_chance else ""
+        chance = ", which chance alone explains" if nearest.by_chance else ""
         yield (
             f"Nearest to {quote(nearest.query)} is {name}, with"
             f" {report.score} {nearest.score:.2f}{chance}."
