@@ -322,7 +322,7 @@ def test_pairs_of_a_file(tmp_path: Path, tiny: Tiny) -> None:
     lines.write_text("{not json")
     with pytest.raises(TextError, match="Line 1 is no pair: it is no JSON object"):
         hs.variable(model, str(lines))
-    with pytest.raises(FileError, match="No such file"):
+    with pytest.raises(FileError, match="no such file"):
         hs.variable(model, "nowhere.csv")
     table.write_text("base,other\na b,c d\n")
     with pytest.raises(ArgumentError, match="no parameter 'other'"):

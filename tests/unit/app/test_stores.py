@@ -174,7 +174,7 @@ def test_a_store_of_pooled_states_has_one_column_for_a_text(
     hs.extract(model, list(TEXTS[:6]), to=path, pool="mean").close()
     name = bench.store("corpora/pooled")
     data = bench.result(bench.answer("kept", store=name, text=4), tmp_path).data
-    assert data["string"].to_numpy().tolist() == ["(mean)"]
+    assert data["string"].to_numpy().tolist() == ["(mean:sinkless)"]
     cell = {"text": 4, "site": "final", "token": 0}
     near = bench.answer("nearest", store=name, **cell, k=2)["nearest"]
     assert len(near) == 2 and 4 not in {one["text"] for one in near}
