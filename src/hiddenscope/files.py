@@ -406,6 +406,19 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def save_tensors(
+    path: PathLike, tensors: "Mapping[str, Tensor]", header: Mapping[str, str]
+) -> None:
+    """Write tensors as `write_tensors` does, by a name that says what the file is."""
+    if Path(path).suffix.lower() != ".safetensors":
+        raise FileError(
+            f"Cannot save tensors as {printable(path)}",
+            "its name is not that of a .safetensors file",
+            "Give the path that suffix.",
+        )
+    write_tensors(path, tensors, header)
+
+
 def write_tensors(
     path: PathLike, tensors: "Mapping[str, Tensor]", header: Mapping[str, str]
 ) -> None:

@@ -43,6 +43,7 @@ from torch import Tensor
 
 from hiddenscope.linear.logistic import predicted_classes
 from hiddenscope.measures.grouped import effective_count
+from hiddenscope.measures.separation import max_statistic
 from hiddenscope.states.arrays import Floats, Ints
 
 LEVEL = 0.95
@@ -275,14 +276,7 @@ def permutation_test(scores: Tensor) -> PermutationTest:
     >>> permutation_test(scores).p_values
     [0.25, 0.75]
     """
-    scores = scores.double()
-    deviation = scores.std(1, keepdim=True, correction=0)
-    # 1e-9 here and below: scores that are equal up to rounding count as equal.
-    z = (scores - scores.mean(1, keepdim=True)) / deviation.clamp_min(1e-9)
-    largest = z.amax(0)
-    p_values = []
-    for true in z[:, 0]:
-        p_values.append(float((largest >= true - 1e-9).double().mean()))
+    p_values, largest = max_statistic(scores)
     # Over all labellings, the true one included, as the p-values are.
     quantile = float(torch.quantile(largest, (1 + LEVEL) / 2))
     return PermutationTest(p_values, max(Z, quantile))

@@ -289,11 +289,10 @@ def differentiated(loss: Callable[[Tensor, Tensor], Tensor]) -> Evaluate:
 
 
 class Minimum(NamedTuple):
-    """Where each column ended, whether it converged, and after how many steps."""
+    """Where each column ended, and whether it converged."""
 
     point: Tensor
     converged: Tensor
-    steps: Tensor
 
 
 def minimise(
@@ -315,11 +314,7 @@ def minimise(
     [[3.0, 3.0]]
     """
     which = torch.arange(start.shape[1], device=start.device)
-    minimum = Minimum(
-        start.clone(),
-        torch.zeros_like(which, dtype=torch.bool),
-        torch.full_like(which, most_steps),
-    )
+    minimum = Minimum(start.clone(), torch.zeros_like(which, dtype=torch.bool))
     value, gradient = evaluate(start, which)
     stuck = torch.zeros_like(value, dtype=torch.bool)
     descent = _Descent(start.clone(), value, gradient, [], stuck)
@@ -331,7 +326,6 @@ def minimise(
         if done.any():
             minimum.point[:, which[done]] = descent.point[:, done]
             minimum.converged[which[done]] = converged[done]
-            minimum.steps[which[done]] = step
             which, descent = which[~done], descent.columns(~done)
         if not len(which):
             break

@@ -22,9 +22,7 @@ class Mixed(NamedTuple):
     converged: Tensor
 
 
-def mix(
-    states: Tensor, problems: Problems, learner: Learner, tolerance: float = 1e-4
-) -> Mixed:
+def mix(states: Tensor, problems: Problems, learner: Learner) -> Mixed:
     """Fit problems to a weighted sum of standardised sites `[site, row, width]`.
 
     The weights are a softmax, so they add up to 1. Every site is standardised on the
@@ -70,6 +68,6 @@ def mix(
         return torch.cat([undo(gradients[:inner], which), by_logit])
 
     start = torch.zeros(inner + sites, len(problems), dtype=states.dtype)
-    minimum = minimise(differentiated(loss), start, precondition, tolerance)
+    minimum = minimise(differentiated(loss), start, precondition)
     _, weights, scores = score(minimum.point, torch.arange(len(problems)))
     return Mixed(weights, scores, minimum.converged)

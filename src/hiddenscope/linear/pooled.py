@@ -70,7 +70,7 @@ def pooled_logistic(texts: Sequence[Tensor], pooling: ScorePooling) -> Learner:
             return torch.cat([step, gradients[width + 1 :]])
 
         size = width + 1 if pooling.setting else 2 * width + 1
-        point, converged, _ = minimise(
+        point, converged = minimise(
             differentiated(loss),
             texts[0].new_zeros(size, len(problems)),
             precondition,

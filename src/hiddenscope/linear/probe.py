@@ -5,7 +5,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -14,7 +13,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from hiddenscope.arguments import checked, require
 from hiddenscope.errors import Damaged, FileError, SiteError, StatesError
-from hiddenscope.files import PathLike, printable, read_tensors, write_tensors
+from hiddenscope.files import PathLike, printable, read_tensors, save_tensors
 from hiddenscope.linear.crossvalidation import stable_hash
 from hiddenscope.linear.logistic import logistic
 from hiddenscope.linear.problems import Problems, ridge, standardised
@@ -416,13 +415,6 @@ class Probe:
 
     def save(self, path: PathLike) -> None:
         """Write a safetensors file atomically; `Probe.load` restores it exactly."""
-        if Path(path).suffix.lower() != ".safetensors":
-            reason = "probes are saved as .safetensors"
-            raise FileError(
-                f"Cannot save a probe as {os.fspath(path)}",
-                reason,
-                "Give the path that suffix.",
-            )
         self._check_fitted("Cannot save the probe")
         settings: dict[str, Any] = {
             "task": self.task,
@@ -443,7 +435,7 @@ class Probe:
             tensors["trained"] = torch.tensor(sorted(self.trained_))
         if self.query_ is not None:
             tensors["query"] = torch.as_tensor(self.query_)
-        write_tensors(path, tensors, {"format": _FORMAT, "probe": json.dumps(settings)})
+        save_tensors(path, tensors, {"format": _FORMAT, "probe": json.dumps(settings)})
 
     @classmethod
     def load(cls, path: PathLike) -> "Probe":

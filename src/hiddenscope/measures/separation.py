@@ -108,14 +108,22 @@ def corrected(scores: Sequence[Score]) -> list[float]:
     >>> corrected([Score(0.0, 0.0, 0.0, 0.0, null) for null in nulls])
     [0.25, 1.0]
     """
-    under = torch.stack([score.under_labels for score in scores]).double()
+    under = torch.stack([score.under_labels for score in scores])
     if under.shape[1] == 1:
         return [float("nan")] * len(scores)
-    deviation = under.std(1, keepdim=True, correction=0)
-    z = (under - under.mean(1, keepdim=True)) / deviation
-    z = torch.where(deviation > 0, z, torch.zeros_like(z))
+    return max_statistic(under)[0]
+
+
+def max_statistic(scores: Tensor) -> tuple[list[float], Tensor]:
+    """Return the corrected p-value of each row of scores `[score, labelling]`, the true
+    labelling first, and the largest standardised score of each labelling.
+    """
+    scores = scores.double()
+    deviation = scores.std(1, keepdim=True, correction=0)
+    # Scores that are equal up to rounding count as equal.
+    z = (scores - scores.mean(1, keepdim=True)) / deviation.clamp_min(1e-9)
     largest = z.amax(0)
-    return [_p_value(largest, true) for true in z[:, 0]]
+    return [_p_value(largest, true) for true in z[:, 0]], largest
 
 
 def _p_value(scores: Tensor, true: Tensor) -> float:

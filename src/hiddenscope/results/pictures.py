@@ -12,9 +12,9 @@ They know no model and no analysis. The page, the notebook and matplotlib draw t
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import chain, groupby, pairwise
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args, get_origin
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -35,6 +35,8 @@ MOST_FINE_WEIGHTS, MOST_BYTE_WEIGHTS = 1_000_000, 16_000_000
 FINE_STEPS, BYTE_STEPS, COARSE_STEPS = 65_535, 255, 63
 # Panels of a row that are shown at first.
 FIRST = 5
+# Items that a tuple turns what it is given into.
+PLAIN = (str, int, float)
 _LAYER = re.compile(r"layer\.(\d+)")
 # Of a label in a graph, in pixels: the width of a character, and of what is around it.
 CHARACTER, FRAME = 7.7, 18.0
@@ -73,7 +75,7 @@ class Measure:
     title: str = ""
 
     def __post_init__(self) -> None:
-        _check_choices(self, meaning=Meaning, scale=ColourScale)
+        _complete(self)
         values = self.values
         if self.influence is not None:
             name = f"the influence of {self.name!r}"
@@ -123,7 +125,8 @@ class Words:
         reason = f"{shape}, for {len(self.words)} words"
         _refuse("these words", (wrong, reason, "Give integers [site, token, rank]."))
         indices = np.maximum(indices, -1).astype(np.int32)
-        _set(self, words=tuple(self.words), chosen=indices)
+        _complete(self)
+        _set(self, chosen=indices)
         if self.probabilities is not None:
             probabilities = floats(self.probabilities, "probabilities", indices.shape)
             _set(self, probabilities=probabilities)
@@ -186,13 +189,11 @@ class Grid:
     bars: int = 0
 
     def __post_init__(self) -> None:
-        _set(self, sites=tuple(map(str, self.sites)))
-        _set_tuples(self, None, "tokens", "measures", "texts")
+        _complete(self)
         shape = len(self.sites), len(self.tokens)
         columns = shape[1]
-        _set(self, text_of=tuple(map(int, self.text_of)))
-        _set_tuples(self, columns, "second", "text_of")
-        _set_tuples(self, 2, "token_rows")
+        _check_lengths(self, columns, "second", "text_of")
+        _check_lengths(self, 2, "token_rows")
         texts = range(max(len(self.texts), 1))
         empty = not self.measures or 0 in shape
         _refuse(
@@ -253,13 +254,12 @@ class Panels:
     first: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
+        _complete(self)
         panels = len(self.sites)
-        _set(self, sites=tuple(map(str, self.sites)))
         _set(self, points=floats(self.points, "points", (panels, None, 2)))
-        _set_tuples(self, self.points.shape[1], "labels", "texts")
-        _set_tuples(self, panels, "captions", "messages", "rows", "marks", "depths")
-        depths = self.depths or by_order(self.rows, panels)
-        _set(self, depths=tuple(map(float, depths)))
+        _check_lengths(self, self.points.shape[1], "labels", "texts")
+        _check_lengths(self, panels, "captions", "messages", "rows", "marks", "depths")
+        _set(self, depths=self.depths or by_order(self.rows, panels))
         first = self.first or shown_first(self.depths, self.rows)
         _set(self, first=tuple(tuple(map(int, row)) for row in first))
         missing = any(not -1 <= panel < panels for panel in chain(*self.first))
@@ -289,7 +289,7 @@ class Series:
     style: Style = "line"
 
     def __post_init__(self) -> None:
-        _check_choices(self, style=Style)
+        _complete(self)
         what = f"the series {self.name!r}"
         _set(self, y=floats(self.y, what, (None,)))
         half = (self.low is None) != (self.high is None)
@@ -318,9 +318,7 @@ class Lines:
     x_scale: ColourScale = "linear"
 
     def __post_init__(self) -> None:
-        _set_tuples(self, None, "series")
-        _set(self, x=tuple(map(str, self.x)))
-        _check_choices(self, scale=ColourScale, x_scale=ColourScale)
+        _complete(self)
         empty = not self.series or not self.x
         remedy = "Give places and at least one series."
         _refuse(f"the lines {self.title!r}", (empty, "there are none", remedy))
@@ -412,13 +410,10 @@ class Patterns:
     note: str = ""
 
     def __post_init__(self) -> None:
-        _set_tuples(self, None, "queries", "keys", "scores")
-        _set(self, sites=tuple(map(str, self.sites)))
-        _set(self, heads=tuple(map(str, self.heads)))
+        _complete(self)
         shape = len(self.sites), len(self.heads)
         queries, keys = len(self.queries), len(self.keys)
-        _set(self, positions=tuple(map(int, self.positions)))
-        _set_tuples(self, queries, "positions")
+        _check_lengths(self, queries, "positions")
         weights = floats(self.weights, "weights", (*shape, queries, keys))
         norms = floats(self.norms, "norms", (*shape, keys))
         row, head = map(int, self.large)
@@ -481,7 +476,8 @@ class Graph:
     across: PackedFloats | None = None
 
     def __post_init__(self) -> None:
-        nodes = tuple(map(str, self.nodes))
+        _complete(self)
+        nodes = self.nodes
         values = floats(self.values, "the values of edges", (None,))
         source = np.asarray(self.source, dtype=np.int32)
         target = np.asarray(self.target, dtype=np.int32)
@@ -497,10 +493,9 @@ class Graph:
             (not np.isfinite(values).all(), "a value is not finite", "Leave it out."),
         )
         short = tuple(map(_short, self.short or nodes))
-        _set(self, nodes=nodes, short=short, values=values)
-        _set(self, source=source, target=target)
-        _set_tuples(self, len(nodes), "rows", "short")
-        _set_tuples(self, len(values), "kinds")
+        _set(self, short=short, values=values, source=source, target=target)
+        _check_lengths(self, len(nodes), "rows", "short")
+        _check_lengths(self, len(values), "kinds")
         across: ArrayLike | None = self.across
         if across is None:
             widths = CHARACTER * np.array([*map(len, short)]) + FRAME
@@ -586,21 +581,28 @@ def _set(value: object, **fields: object) -> None:
         object.__setattr__(value, name, field)
 
 
-def _set_tuples(value: object, count: int | None, *names: str) -> None:
-    """Make fields tuples, each of `count` items or none."""
+def _complete(picture: Any) -> None:
+    """Make fields the tuples that their types say, and refuse a word that is no choice
+    of its type.
+    """
+    for field in fields(picture):
+        value, parts = getattr(picture, field.name), get_args(field.type)
+        if get_origin(field.type) is Literal:
+            remedy = f"Choose one of {', '.join(parts)}."
+            refusal = value not in parts, f"got {value!r}", remedy
+            _refuse(f"this {field.name}", refusal)
+        elif parts[1:] == (Ellipsis,):
+            items = map(parts[0], value) if parts[0] in PLAIN else value
+            object.__setattr__(picture, field.name, tuple(items))
+
+
+def _check_lengths(picture: object, count: int, *names: str) -> None:
+    """Refuse fields that have neither `count` items nor none."""
     for name in names:
-        items = tuple(getattr(value, name))
-        other = count is not None and len(items) not in (0, count)
-        reason = f"there are {len(items)}"
-        _refuse(f"these {name}", (other, reason, f"Give {count}, or none."))
-        object.__setattr__(value, name, items)
-
-
-def _check_choices(value: object, **choices: object) -> None:
-    for name, literal in choices.items():
-        choice, words = getattr(value, name), get_args(literal)
-        remedy = f"Choose one of {', '.join(words)}."
-        _refuse(f"this {name}", (choice not in words, f"got {choice!r}", remedy))
+        length = len(getattr(picture, name))
+        remedy = f"Give {count}, or none."
+        refusal = length not in (0, count), f"there are {length}", remedy
+        _refuse(f"these {name}", refusal)
 
 
 def _refuse(what: str, *refusals: tuple[bool, str, str]) -> None:

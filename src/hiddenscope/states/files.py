@@ -25,7 +25,7 @@ from hiddenscope.files import (
     read_arrays,
     read_tensors,
     reading,
-    write_tensors,
+    save_tensors,
 )
 from hiddenscope.sites import Site
 from hiddenscope.states.mixed import MixedValues, SiteValues
@@ -87,12 +87,6 @@ def _unpack(tensors: Mapping[str, Tensor], name: str) -> tuple[str, ...]:
 
 def write(path: PathLike, parts: Mapping[str, StackParts]) -> None:
     """Write the states of one stack or of several, by the prefix of their tensors."""
-    if Path(path).suffix.lower() != ".safetensors":
-        raise FileError(
-            f"Cannot save states as {os.fspath(path)}",
-            "states are saved as .safetensors",
-            "Give the path that suffix.",
-        )
     tensors = {}
     stacks = {}
     file_format = _FORMAT
@@ -118,7 +112,7 @@ def write(path: PathLike, parts: Mapping[str, StackParts]) -> None:
                 tensors[f"{prefix}values.{width}"] = group
         else:
             tensors[f"{prefix}values"] = values
-    write_tensors(path, tensors, {"format": file_format, "states": json.dumps(stacks)})
+    save_tensors(path, tensors, {"format": file_format, "states": json.dumps(stacks)})
 
 
 def is_foreign(path: PathLike) -> bool:

@@ -251,13 +251,6 @@ def by_name(all_views: Iterable[View]) -> dict[str, View]:
 
 
 def _selected_views(result: Result, look: Look) -> list[View]:
-    if look.width not in WIDTHS:
-        choices = " or ".join(repr(name) for name in WIDTHS if name)
-        raise StatesError(
-            "Cannot draw a figure of this width",
-            f"got {look.width!r}",
-            f"Give {choices}, or leave it out.",
-        )
     views = named_views(result)
     # Without a name it is the main view, which comes first.
     if look.view == "all":

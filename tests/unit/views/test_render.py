@@ -14,7 +14,7 @@ import pytest
 import xarray
 
 import hiddenscope as hs
-from hiddenscope.errors import FileError, StatesError
+from hiddenscope.errors import ArgumentError, FileError, StatesError
 from hiddenscope.results import findings_of, story_of, views_of
 from hiddenscope.results.pictures import Grid, Lines
 from hiddenscope.testing import tiny_model, tiny_tokenizer
@@ -312,10 +312,13 @@ def test_a_figure_shows_the_view_and_the_measure_that_are_asked_for(
     assert lines in second and grid not in second
     for name in ("kurtosis", "kurtosis over the width"):
         assert "The kurtosis over the width of every state" in told(measure=name)
-    wrong = [{"view": "nosuch"}, {"measure": "nosuch"}, {"width": "wide"}]
+    wrong = [{"view": "nosuch"}, {"measure": "nosuch"}]
     for look in [*wrong, {"view": "lines", "measure": "norm"}]:
         with pytest.raises(StatesError):
             result.save(tmp_path / "y.png", **look)
+    width: Any = "wide"
+    with pytest.raises(ArgumentError, match="width must be '', 'column' or 'page'"):
+        result.save(tmp_path / "y.png", width=width)
     with pytest.raises(FileError, match="are for figures"):
         result.save(tmp_path / "y.html", view="grid")
     assert [path.name for path in tmp_path.iterdir()] == ["x.svg"]

@@ -182,13 +182,10 @@ def _has_same_tree(module: nn.Module, reference: Model) -> bool:
 
 def encode(model: Model, texts: Texts | Inputs | None) -> Inputs:
     """Encode texts for the reference; an encoder-decoder gets them on both sides."""
-    problem = "No texts to compare on"
-    remedy = "Give at least one text."
     if texts is None:
+        problem = "No texts to compare on"
         reason = "only saved states come with their own texts"
-        raise StatesError(problem, reason, remedy)
-    if isinstance(texts, list | tuple) and not texts:
-        raise TextError(problem, "the list is empty", remedy)
+        raise StatesError(problem, reason, "Give at least one text.")
     if isinstance(texts, Inputs) or not model.encoder_decoder:
         return model.encode(texts)
     return model.encode(texts, targets=texts)

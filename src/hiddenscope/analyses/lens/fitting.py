@@ -21,7 +21,6 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,7 @@ from torch import Tensor
 from hiddenscope import progress
 from hiddenscope.analyses.lens.reading import LensSites, read_predictions
 from hiddenscope.errors import FileError, TextError
-from hiddenscope.files import PathLike, read_tensors, write_tensors
+from hiddenscope.files import PathLike, read_tensors, save_tensors
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs
 from hiddenscope.passes.jacobian import tape
@@ -333,14 +332,8 @@ def write_lens_file(
     tensors: Mapping[str, Tensor],
     header: Mapping[str, object],
 ) -> None:
-    """Write tensors and their header; the suffix must be .safetensors."""
-    if Path(path).suffix.lower() != ".safetensors":
-        raise FileError(
-            f"Cannot save a lens as {os.fspath(path)!r}",
-            "a lens is a .safetensors file",
-            "Give the path that suffix.",
-        )
-    write_tensors(path, tensors, {"format": file_format, "lens": json.dumps(header)})
+    """Write tensors and their header."""
+    save_tensors(path, tensors, {"format": file_format, "lens": json.dumps(header)})
 
 
 def read_lens_file(

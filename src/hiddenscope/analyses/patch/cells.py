@@ -80,13 +80,8 @@ class PatchTarget(NamedTuple):
     columns: slice | None = None
 
     def rows(self, states: Tensor, positions: Sequence[int]) -> Tensor:
-        """Return some rows of the states at the tap; neighbours as a view."""
-        # An index would have to be sent to the GPU.
-        neighbours = slice(positions[0], positions[-1] + 1)
-        if list(positions) == list(range(neighbours.start, neighbours.stop)):
-            rows = states[neighbours]
-        else:
-            rows = states[torch.tensor(positions)]
+        """Return some rows of the states at the tap."""
+        rows = states[list(positions)]
         return rows if self.columns is None else rows[:, self.columns]
 
 

@@ -87,35 +87,42 @@ APART = "`final` is normed and the layers are not, so the two are not compared."
 
 
 @frozen
-class SiteNorms:
-    """Median norms at a site, of first and other tokens; of vectors where states are
-    pooled.
-    """
+class Norms:
+    """Median norms, of first and other tokens; of vectors where states are pooled."""
 
-    site: str
     first_token_norm: float | None = None
     other_tokens_norm: float | None = None
     vector_norm: float | None = None
 
 
 @frozen
-class LargestNorm:
-    """The state with the largest norm, by its token, or by its text if pooled."""
+class SiteNorms(Norms):
+    """Median norms at a site."""
 
-    norm: float
+    site: str
+
+
+@frozen
+class Place:
+    """The site of a state, with its token, or its text if pooled."""
+
     site: str
     token: str | None = None
     text: int | None = None
 
 
 @frozen
-class NotFinite:
+class LargestNorm(Place):
+    """The state with the largest norm."""
+
+    norm: float
+
+
+@frozen
+class NotFinite(Place):
     """How many states are not finite, and the first of them."""
 
     states: int
-    site: str
-    token: str | None = None
-    text: int | None = None
 
 
 @frozen
@@ -128,14 +135,11 @@ class Spread:
 
 
 @frozen
-class LargestValue:
+class LargestValue(Place):
     """The largest value over the median of its layer."""
 
     times_median: float
-    site: str
     channel: int
-    token: str | None = None
-    text: int | None = None
     position: int | None = None
 
 
@@ -236,15 +240,12 @@ class NeuronProfile:
 
 
 @frozen
-class ProfileStack:
+class ProfileStack(Norms):
     """The profile of one stack; norms and spread are those of its middle layers."""
 
     stack: str | None
     few_tokens: bool
     middle_layers: str | None = None
-    first_token_norm: float | None = None
-    other_tokens_norm: float | None = None
-    vector_norm: float | None = None
     norm_ratio: float | None = None
     before_final: SiteNorms | None = None
     at_final: SiteNorms | None = None
@@ -575,7 +576,7 @@ def _reading_of_norms(lines: tuple[Lines, ...]) -> str:
     return f"{subject} {in_series(drawn)}."
 
 
-def _whose(row: LargestNorm | NotFinite | LargestValue) -> str:
+def _whose(row: Place) -> str:
     """Name a row by its token, or by its text where states are pooled."""
     if row.token is not None:
         return quoted_token(row.token)
