@@ -9,6 +9,7 @@ import torch
 
 import hiddenscope as hs
 from hiddenscope.errors import StatesError
+from hiddenscope.measures.neighbours import explained_by_chance, told_apart
 from hiddenscope.results.report import MostAt
 from hiddenscope.states import Source, Tokens
 from hiddenscope.testing import tiny_model
@@ -107,7 +108,7 @@ def test_two_means_are_never_mixed(tiny: Tiny, tmp_path: Path) -> None:
 def test_a_search_says_what_chance_explains() -> None:
     generator = np.random.default_rng(0)
     noise = generator.normal(size=(60, 32)) + 20.0
-    result = hs.search(noise, noise[:1] + generator.normal(size=32), k=3)
+    result = hs.search(noise, noise[:1] + 0.7 * generator.normal(size=32), k=3)
     assert not result.facts["nearest"][0].get("by_chance")
     result = hs.search(noise, generator.normal(size=32) + 20.0, k=3)
     assert result.facts["nearest"][0]["by_chance"]
@@ -118,6 +119,23 @@ def test_a_search_says_what_chance_explains() -> None:
     assert "which chance alone explains" not in hs.search(near, near[7], k=3).summary()
     assert hs.cluster(noise).facts["told_apart"] < 0.15 < 0.9
     assert hs.cluster(near).facts["told_apart"] > 0.9
+
+
+@pytest.mark.parametrize("count", [10, 20, 36])
+def test_few_unrelated_rows_are_hardly_ever_told_apart(count: int) -> None:
+    generator = np.random.default_rng(count)
+    told = []
+    among = []
+    for _ in range(60):
+        rows = torch.from_numpy(generator.normal(size=(count, 384)))
+        queries = torch.from_numpy(generator.normal(size=(5, 384)))
+        nearest = rows[(queries @ rows.T).argmax(1)]
+        chance = explained_by_chance(rows, queries, nearest, count)
+        assert chance is not None
+        told.append(1 - float(chance.double().mean()))
+        among.append(told_apart(rows))
+    # A normal distribution told 92, 62 and 31% of such queries apart.
+    assert max(np.mean(told), np.mean(among)) < 0.12
 
 
 def test_a_probe_scores_a_text_so_far_without_its_sinks() -> None:

@@ -359,12 +359,18 @@ def strongest_setting(
     """Return the setting that moves an answer's log-odds most, of those that are cheap:
     up or down by the sign of each strength, and either way with 0.
 
-    Log-odds are averaged over the prompts. A setting is cheap if it changes the
-    perplexity by at most `within`, up to the ends of its interval where there is one.
+    It moves them by the median over groups of prompts. A setting is cheap if it changes
+    the perplexity by at most `within`, up to the ends of its interval where there is
+    one.
     """
-    means = data["log_odds"].mean("text") - data["log_odds_before"].mean("text")
-    moves = means.values[..., answer]
-    distances = np.where(signs == 0, np.abs(moves), signs * moves)
+    # A prompt that was given again is no further evidence, and a group counts as one.
+    distinct = np.flatnonzero(together.first)
+    groups = number_groups([together.groups[number] for number in distinct])
+    moves = (data["log_odds"] - data["log_odds_before"]).values[..., distinct, answer]
+    by_prompt = moves.transpose(2, 0, 1)
+    changes = group_sums(by_prompt, groups) / np.bincount(groups)[:, None, None]
+    medians = np.median(changes, 0)
+    distances = np.where(signs == 0, np.abs(medians), signs * medians)
     costs = [data[f"perplexity_change{end}"].values for end in ("", "_low", "_high")]
     cheap = np.fmax.reduce(np.abs(costs)) <= within
     distances = np.where(cheap & (distances > 0), distances, 0)
@@ -372,11 +378,6 @@ def strongest_setting(
         return None
     site, strength = np.unravel_index(np.argmax(distances), distances.shape)
     here = data.isel(site=site, strength=strength)
-    # A prompt that was given again is no further evidence, and a group counts as one.
-    distinct = np.flatnonzero(together.first)
-    groups = number_groups([together.groups[number] for number in distinct])
-    by_prompt = (here["log_odds"] - here["log_odds_before"]).values[distinct, answer]
-    changes = group_sums(by_prompt, groups) / np.bincount(groups)
     before = float(data["probability_before"].isel(answer=answer).mean())
     after = float(here["probability"].isel(answer=answer).mean())
     change, *ends = (float(cost[site, strength]) for cost in costs)
@@ -387,8 +388,8 @@ def strongest_setting(
         probability_before=before,
         probability=after,
         ratio=after / before if before else math.nan,
-        log_odds_change=float(np.median(changes)),
-        interval=median_interval(changes, data["perplexity"].size),
+        log_odds_change=float(medians[site, strength]),
+        interval=median_interval(changes[:, site, strength], data["perplexity"].size),
         perplexity=float(here["perplexity"]),
         perplexity_change=change,
         perplexity_interval=ends if np.isfinite(ends).all() else None,

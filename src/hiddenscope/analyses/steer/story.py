@@ -9,7 +9,7 @@ import numpy as np
 from hiddenscope.results import Aside, Listing, Report, Result, Section, Table, frozen
 from hiddenscope.results.drawing import labels, level
 from hiddenscope.results.pictures import ColourScale, Grid, Lines, Measure, Series
-from hiddenscope.results.report import ABSENT, Absent, Grouped
+from hiddenscope.results.report import ABSENT, FEWEST_GROUPS, Absent, Grouped
 from hiddenscope.results.sentences import (
     counted,
     independence,
@@ -231,7 +231,7 @@ def story(report: SteerReport, result: Result) -> Iterator[Section]:
     masked, quality = "", report.quality
     if quality.masked_every:
         masked = f", of which every {quality.masked_every}th token is masked"
-    certain = "Its change has no interval, which takes five texts or more."
+    certain = f"Its change has no interval, which takes {FEWEST_GROUPS} texts."
     if np.isfinite(data.get("perplexity_change_high", np.nan)).any():
         certain = "The intervals of its change hold for all settings together."
     cost = (
