@@ -263,8 +263,9 @@ class Editor:
             assert write is not None
             before = write(inputs.pop())
             after = self._changed(site, change, tap, before)
+            moved = tensor + (after - before) / write.scale
             # Where nothing changed, the output stays as it is to the last bit.
-            return torch.where(after == before, tensor, tensor + (after - before))
+            return torch.where(after == before, tensor, moved)
 
         output = replace(tap, side="output")
         return [

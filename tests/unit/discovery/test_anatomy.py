@@ -577,18 +577,21 @@ def test_branches_may_be_added_times_a_number(dtype: torch.dtype) -> None:
         torch.testing.assert_close(sum(heads), attn, rtol=near, atol=near)
 
 
-@pytest.mark.parametrize("part", ["attn", "mid", "mlp"])
+@pytest.mark.parametrize("part", ["attn", "mid", "mlp", "attn.head.1", "mlp.neuron.7"])
 def test_a_scaled_branch_is_changed_as_it_is_read(part: str) -> None:
     model = hs.load((tiny_model("granite").double(), None))
     site = f"layer.2.{part}"
-    plain: Any = hs.record(model, [TEXT], f"layer.2,{site}", logits=True)
+    sites = f"layer.2,layer.2.*,{site}"
+    plain: Any = hs.record(model, [TEXT], sites, logits=True)
     same = hs.edit(
         model, [TEXT], {site: hs.Replace(plain.states[site])}, (), logits=True
     )
     assert torch.equal(same.logits, plain.logits)
     step = torch.linspace(-1, 1, 64).double()
-    added: Any = hs.edit(model, [TEXT], {site: hs.Add(step)}, f"layer.2,{site}")
-    torch.testing.assert_close(added.states[site], plain.states[site] + step)
-    if part == "mlp":
+    # What a head or a neuron adds is a part of what its branch adds.
+    branch = f"layer.2.{part.partition('.')[0]}"
+    added: Any = hs.edit(model, [TEXT], {site: hs.Add(step)}, f"layer.2,{branch}")
+    torch.testing.assert_close(added.states[branch], plain.states[branch] + step)
+    if "mlp" in part:
         expected = plain.states["layer.2"] + step
         torch.testing.assert_close(added.states["layer.2"], expected)
