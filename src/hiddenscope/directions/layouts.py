@@ -17,6 +17,7 @@ from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from zipfile import ZipFile
 
 import torch
 from torch import Tensor
@@ -642,7 +643,8 @@ def _tensors(path: Path, suffix: str = "") -> Tensors:
             content[name] = torch.from_numpy(array)
     else:
         size = check_archive(path, problem)
-        with reading(f"{problem} as tensors alone"):
+        with reading(f"{problem} as tensors alone"), ZipFile(path) as archive:
+            _check_pickles(path, archive)
             content = torch.load(path, map_location="cpu", weights_only=True)
             # A tensor may repeat a few numbers without end.
             if sum(tensor.nbytes for tensor in content.values()) > size:
@@ -654,6 +656,21 @@ def _tensors(path: Path, suffix: str = "") -> Tensors:
         key = NAMES.get(name, name.removesuffix(suffix))
         tensors[key] = tensor.T if turned else tensor
     return tensors
+
+
+def _check_pickles(path: Path, archive: ZipFile) -> None:
+    """Refuse a pickle that takes memory which no file fills.
+
+    torch fills a bytearray with as many zeros as it is told to, and reads its older
+    form where a file does not begin as an archive.
+    """
+    with path.open("rb") as file:
+        is_sound = file.read(4) == b"PK\3\4"
+    for name in archive.namelist():
+        if name.endswith(".pkl"):
+            is_sound &= b"bytearray" not in archive.read(name)
+    if not is_sound:
+        raise ValueError("it holds more than tensors")
 
 
 def write_saelens(path: PathLike, dictionary: "Dictionary") -> None:

@@ -181,6 +181,18 @@ def test_a_pickle_runs_no_code(copied: Callable[[str], Path]) -> None:
     # Four numbers that say they are a terabyte.
     torch.save({"b_dec": torch.zeros(1).expand(2**38)}, folder / "ae.pt")
     refused(folder, "its tensors are larger than the file")
+    # Python fills with zeros what a pickle of a few bytes asks for.
+    zeros = b"\x80\x02cbuiltins\nbytearray\n(J\x00\x00\x00\x20tR."
+    with zipfile.ZipFile(folder / "ae.pt", "w") as archive:
+        archive.writestr("archive/data.pkl", zeros)
+        archive.writestr("archive/version", "3\n")
+    refused(folder, "it holds more than tensors")
+    # An older form, with an archive behind it.
+    old = io.BytesIO()
+    torch.save({"b_dec": torch.zeros(4)}, old, _use_new_zipfile_serialization=False)
+    archived = (folder / "ae.pt").read_bytes()
+    (folder / "ae.pt").write_bytes(old.getvalue() + archived)
+    refused(folder, "it holds more than tensors")
 
 
 def test_archives_that_unpack_without_end(copied: Callable[[str], Path]) -> None:
