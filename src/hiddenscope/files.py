@@ -483,7 +483,8 @@ def identity(paths: Iterable[Path]) -> str:
     """
     files = []
     for path in paths:
-        stat = path.stat()
+        # A link to nothing has a time too.
+        stat = path.stat(follow_symlinks=path.exists())
         times = (stat.st_mtime_ns, stat.st_ctime_ns)
         files.append((path.name, stat.st_size, stat.st_ino, *times))
     return repr(files)

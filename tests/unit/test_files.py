@@ -14,10 +14,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from hiddenscope import files
 from hiddenscope.app.worker import explain_error
 from hiddenscope.cli.endings import _message
 from hiddenscope.errors import Damaged, FileError
+from hiddenscope import files
 from hiddenscope.files import (
     check_archive,
     open_tensors,
@@ -220,6 +220,14 @@ def test_no_tensor_has_thousands_of_axes(tmp_path: Path) -> None:
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
     with pytest.raises(Damaged, match="bias has 2,000 axes"), open_tensors(path, "No"):
         pass
+
+
+def test_a_link_to_nothing_has_an_identity(tmp_path: Path) -> None:
+    link = tmp_path / "notes.txt"
+    link.symlink_to("nowhere")
+    before = files.identity([link])
+    (tmp_path / "nowhere").touch()
+    assert files.identity([link]) != before
 
 
 def npy_header(shape: list[int]) -> bytes:

@@ -50,6 +50,7 @@ ORIGINS = (
     *("SAELens", "Gemma Scope", "Llama Scope", "sparsify", "dictionary_learning"),
     *("circuit-tracer", "Qwen Scope", "Goodfire"),
 )
+SAE_WEIGHTS = "sae_weights.safetensors"
 # A configuration is a page of text.
 LARGEST_CONFIG = 2**20
 # How SAELens norms states, in the words of `Encoding`. The mean length of all states is
@@ -300,8 +301,8 @@ def _placed(stored: StoredDictionary, place: Site | None) -> StoredDictionary:
 
 def _saelens(folder: Path, _: int) -> StoredDictionary:
     """Read what SAELens saves, from version 6 on or before."""
-    config = _json(folder / "cfg.json")
-    tensors = _tensors(folder / "sae_weights.safetensors")
+    config = _saelens_config(folder)
+    tensors = _tensors(folder / SAE_WEIGHTS)
     details = {**config, **(config.get("metadata") or {})}
     architecture = config.get("architecture", "standard")
     # Before version 6 a TopK dictionary was "standard" with another activation.
@@ -327,7 +328,7 @@ def _saelens(folder: Path, _: int) -> StoredDictionary:
     if kwargs.get("center_writing_weights"):
         # No mean is left for the model's own norm to take out.
         state_norm = {"": "mean", "model": "centred"}.get(state_norm, state_norm)
-    if _json(folder / "cfg.json") != config:
+    if _saelens_config(folder) != config:
         raise Unreadable("it was saved anew while it was read", "Read it again.")
     hook_out = details.get("hf_hook_name_out") or details.get("hook_name_out")
     transcodes = "transcoder" in architecture
@@ -341,6 +342,18 @@ def _saelens(folder: Path, _: int) -> StoredDictionary:
         centred=bool(config.get("apply_b_dec_to_input", not transcodes)),
         state_norm=state_norm,
     )
+
+
+def _saelens_config(folder: Path) -> Any:
+    """Return the configuration; the weights have it where a save was killed."""
+    path = folder / "cfg.json"
+    if path.exists():
+        return _json(path)
+    with open_tensors(folder / SAE_WEIGHTS, f"Cannot read {SAE_WEIGHTS}") as file:
+        stored = (file.metadata() or {}).get(path.name)
+    if stored is None:
+        raise Unreadable(f"it has no {path.name}", ELSEWHERE)
+    return json.loads(stored)
 
 
 def _gemma_scope(folder: Path, block: int) -> StoredDictionary:
@@ -582,7 +595,8 @@ def _stored(
 # The last file holds weights; with a star there is one for each layer. Those with more
 # files come first: the names of some lie in several.
 LAYOUTS: Mapping[tuple[str, ...], Callable[[Path, int], StoredDictionary]] = {
-    ("cfg.json", "sae_weights.safetensors"): _saelens,
+    ("cfg.json", SAE_WEIGHTS): _saelens,
+    (SAE_WEIGHTS,): _saelens,
     ("params.npz",): _gemma_scope,
     ("params.safetensors",): _gemma_scope,
     ("hyperparams.json", "checkpoints/final.safetensors"): _llama_scope,
@@ -741,13 +755,13 @@ def write_saelens(path: PathLike, dictionary: "Dictionary") -> None:
 def _publish(folder: Path, weights: Mapping[str, Tensor], config: str) -> None:
     """Put weights and configuration in the place of others, both or none of them.
 
-    In between there is no configuration, so that no reader takes the new weights for
-    those of the old one.
+    In between there is no configuration beside the weights, so that no other reader
+    takes the new ones for those of the old one; each hold their own.
     """
-    targets = folder / "cfg.json", folder / "sae_weights.safetensors"
+    targets = folder / "cfg.json", folder / SAE_WEIGHTS
     with temporary_beside(targets[0]) as said, temporary_beside(targets[1]) as held:
         said.write_text(config, encoding="utf-8")
-        write_safetensors(held, weights)
+        write_safetensors(held, weights, {targets[0].name: config})
         for path in (said, held):
             to_disk(path)
         with locked(folder, wait=True):
