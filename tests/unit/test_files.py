@@ -14,10 +14,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from hiddenscope import files
 from hiddenscope.app.worker import explain_error
 from hiddenscope.cli.endings import _message
 from hiddenscope.errors import Damaged, FileError
-from hiddenscope import files
 from hiddenscope.files import (
     check_archive,
     open_tensors,
