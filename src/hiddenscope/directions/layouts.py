@@ -204,7 +204,7 @@ def read_layout(path: PathLike, site: str = "") -> StoredDictionary:
     Of a set with one for each layer it is the one of the site, or of the file.
     """
     folder = Path(path)
-    problem = f"Cannot read a dictionary from {ascii(folder.name)[1:-1]}"
+    problem = f"Cannot read a dictionary from {ascii(folder.name or '.')[1:-1]}"
     place = Site.parse(site_of(site) or site) if site else None
     with explained(problem, "Give a folder that can be read."):
         if not folder.exists():

@@ -382,6 +382,7 @@ def test_a_remedy_can_be_followed(
     (folder / "cfg.json").unlink()
     refused(folder, "it has no cfg.json. Read it with the library that made it")
     refused(folder / ("x" * 300), "File name too long")
+    refused(Path(), r"a dictionary from \.: its files")
 
 
 def test_a_save_is_whole_or_leaves_what_was_there(
