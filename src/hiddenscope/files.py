@@ -46,6 +46,8 @@ PathLike: TypeAlias = str | os.PathLike[str]
 A_DAY = 24 * 3600.0
 UNSUSPECTED = 2**22
 MOST_GROWTH = 250
+# numpy has no more, and torch takes minutes with thousands.
+MOST_AXES = 64
 # What is unpacked is held this many times while a library makes tensors of it.
 COPIES = 4
 _KINDS = {
@@ -165,6 +167,9 @@ def check_shape(name: str, shape: Sequence[int], size: int, problem: str) -> Non
     Traceback (most recent call last):
     hiddenscope.errors.Damaged: Cannot read it: bias is [1000000000, 0], and the file has 100 bytes. Save or download it again.
     """  # noqa: E501
+    if len(shape) > MOST_AXES:
+        reason = f"{printable(name)} has {len(shape):,} axes"
+        raise Damaged(problem, reason, "Save or download it again.")
     if 4 * math.prod(max(1, axis) for axis in shape) > believable(size):
         reason = f"{printable(name)} is {list(shape)}, and the file has {size:,} bytes"
         raise Damaged(problem, reason, "Save or download it again.")
@@ -491,7 +496,8 @@ def identity(paths: Iterable[Path]) -> str:
     """
     files = []
     for path in paths:
-        stat = path.stat()
+        # A link to nothing has a time too.
+        stat = path.stat(follow_symlinks=path.exists())
         times = (stat.st_mtime_ns, stat.st_ctime_ns)
         files.append((path.name, stat.st_size, stat.st_ino, *times))
     return repr(files)

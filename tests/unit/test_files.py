@@ -213,6 +213,23 @@ def test_shapes_that_a_file_cannot_fill_are_refused(
             read_arrays(tmp_path / name, "No")
 
 
+def test_no_tensor_has_thousands_of_axes(tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    tensor = {"dtype": "F32", "shape": [1] * 2000, "data_offsets": [0, 4]}
+    header = json.dumps({"bias": tensor}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(Damaged, match="bias has 2,000 axes"), open_tensors(path, "No"):
+        pass
+
+
+def test_a_link_to_nothing_has_an_identity(tmp_path: Path) -> None:
+    link = tmp_path / "notes.txt"
+    link.symlink_to("nowhere")
+    before = files.identity([link])
+    (tmp_path / "nowhere").touch()
+    assert files.identity([link]) != before
+
+
 def npy_header(shape: list[int]) -> bytes:
     content = io.BytesIO()
     entries = {"descr": "<f4", "fortran_order": False, "shape": tuple(shape)}

@@ -17,6 +17,7 @@ from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from zipfile import ZipFile
 
 import torch
 from torch import Tensor
@@ -49,6 +50,7 @@ ORIGINS = (
     *("SAELens", "Gemma Scope", "Llama Scope", "sparsify", "dictionary_learning"),
     *("circuit-tracer", "Qwen Scope", "Goodfire"),
 )
+SAE_WEIGHTS = "sae_weights.safetensors"
 # A configuration is a page of text.
 LARGEST_CONFIG = 2**20
 # How SAELens norms states, in the words of `Encoding`. The mean length of all states is
@@ -202,7 +204,7 @@ def read_layout(path: PathLike, site: str = "") -> StoredDictionary:
     Of a set with one for each layer it is the one of the site, or of the file.
     """
     folder = Path(path)
-    problem = f"Cannot read a dictionary from {ascii(folder.name)[1:-1]}"
+    problem = f"Cannot read a dictionary from {ascii(folder.name or '.')[1:-1]}"
     place = Site.parse(site_of(site) or site) if site else None
     with explained(problem, "Give a folder that can be read."):
         if not folder.exists():
@@ -299,8 +301,8 @@ def _placed(stored: StoredDictionary, place: Site | None) -> StoredDictionary:
 
 def _saelens(folder: Path, _: int) -> StoredDictionary:
     """Read what SAELens saves, from version 6 on or before."""
-    config = _json(folder / "cfg.json")
-    tensors = _tensors(folder / "sae_weights.safetensors")
+    config = _saelens_config(folder)
+    tensors = _tensors(folder / SAE_WEIGHTS)
     details = {**config, **(config.get("metadata") or {})}
     architecture = config.get("architecture", "standard")
     # Before version 6 a TopK dictionary was "standard" with another activation.
@@ -326,7 +328,7 @@ def _saelens(folder: Path, _: int) -> StoredDictionary:
     if kwargs.get("center_writing_weights"):
         # No mean is left for the model's own norm to take out.
         state_norm = {"": "mean", "model": "centred"}.get(state_norm, state_norm)
-    if _json(folder / "cfg.json") != config:
+    if _saelens_config(folder) != config:
         raise Unreadable("it was saved anew while it was read", "Read it again.")
     hook_out = details.get("hf_hook_name_out") or details.get("hook_name_out")
     transcodes = "transcoder" in architecture
@@ -340,6 +342,18 @@ def _saelens(folder: Path, _: int) -> StoredDictionary:
         centred=bool(config.get("apply_b_dec_to_input", not transcodes)),
         state_norm=state_norm,
     )
+
+
+def _saelens_config(folder: Path) -> Any:
+    """Return the configuration; the weights have it where a save was killed."""
+    path = folder / "cfg.json"
+    if path.exists():
+        return _json(path)
+    with open_tensors(folder / SAE_WEIGHTS, f"Cannot read {SAE_WEIGHTS}") as file:
+        stored = (file.metadata() or {}).get(path.name)
+    if stored is None:
+        raise Unreadable(f"it has no {path.name}", ELSEWHERE)
+    return json.loads(stored)
 
 
 def _gemma_scope(folder: Path, block: int) -> StoredDictionary:
@@ -581,7 +595,8 @@ def _stored(
 # The last file holds weights; with a star there is one for each layer. Those with more
 # files come first: the names of some lie in several.
 LAYOUTS: Mapping[tuple[str, ...], Callable[[Path, int], StoredDictionary]] = {
-    ("cfg.json", "sae_weights.safetensors"): _saelens,
+    ("cfg.json", SAE_WEIGHTS): _saelens,
+    (SAE_WEIGHTS,): _saelens,
     ("params.npz",): _gemma_scope,
     ("params.safetensors",): _gemma_scope,
     ("hyperparams.json", "checkpoints/final.safetensors"): _llama_scope,
@@ -642,7 +657,8 @@ def _tensors(path: Path, suffix: str = "") -> Tensors:
             content[name] = torch.from_numpy(array)
     else:
         size = check_archive(path, problem)
-        with reading(f"{problem} as tensors alone"):
+        with reading(f"{problem} as tensors alone"), ZipFile(path) as archive:
+            _check_pickles(path, archive)
             content = torch.load(path, map_location="cpu", weights_only=True)
             # A tensor may repeat a few numbers without end.
             if sum(tensor.nbytes for tensor in content.values()) > size:
@@ -654,6 +670,21 @@ def _tensors(path: Path, suffix: str = "") -> Tensors:
         key = NAMES.get(name, name.removesuffix(suffix))
         tensors[key] = tensor.T if turned else tensor
     return tensors
+
+
+def _check_pickles(path: Path, archive: ZipFile) -> None:
+    """Refuse a pickle that takes memory which no file fills.
+
+    torch fills a bytearray with as many zeros as it is told to, and reads its older
+    form where a file does not begin as an archive.
+    """
+    with path.open("rb") as file:
+        is_sound = file.read(4) == b"PK\3\4"
+    for name in archive.namelist():
+        if name.endswith(".pkl"):
+            is_sound &= b"bytearray" not in archive.read(name)
+    if not is_sound:
+        raise ValueError("it holds more than tensors")
 
 
 def write_saelens(path: PathLike, dictionary: "Dictionary") -> None:
@@ -724,13 +755,13 @@ def write_saelens(path: PathLike, dictionary: "Dictionary") -> None:
 def _publish(folder: Path, weights: Mapping[str, Tensor], config: str) -> None:
     """Put weights and configuration in the place of others, both or none of them.
 
-    In between there is no configuration, so that no reader takes the new weights for
-    those of the old one.
+    In between there is no configuration beside the weights, so that no other reader
+    takes the new ones for those of the old one; each hold their own.
     """
-    targets = folder / "cfg.json", folder / "sae_weights.safetensors"
+    targets = folder / "cfg.json", folder / SAE_WEIGHTS
     with temporary_beside(targets[0]) as said, temporary_beside(targets[1]) as held:
         said.write_text(config, encoding="utf-8")
-        write_safetensors(held, weights)
+        write_safetensors(held, weights, {targets[0].name: config})
         for path in (said, held):
             to_disk(path)
         with locked(folder, wait=True):

@@ -240,7 +240,7 @@ def _local_path(source: PathLike) -> Path | None:
     if is_file:
         refuse_pickles(f"Cannot load {text}", [path.name])
         problem, reason = f"Cannot load {text}", "it is a file and not .gguf"
-        remedy = f"Load its folder: {path.parent}."
+        remedy = f"Load its folder: {path.absolute().parent}."
     elif is_path or suffix == ".gguf":
         problem = f"No model at {text[:200]}"
         reason, remedy = "there is no such folder or file", "Check the path."

@@ -81,13 +81,15 @@ def test_what_is_nowhere_is_unknown(
     assert no_network == []
 
 
-def test_a_file_is_no_model(tmp_path: Path) -> None:
+def test_a_file_is_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model.bin").write_bytes(b"\x80\x04.")
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(Unsafe, match="unpickling can run code"):
         open_source(tmp_path / "model.bin")
-    with pytest.raises(UnknownModel, match="Load its folder"):
-        open_source(tmp_path / "model.safetensors")
+    monkeypatch.chdir(tmp_path)
+    for path in (tmp_path / "model.safetensors", Path("model.safetensors")):
+        with pytest.raises(UnknownModel, match=f"Load its folder: {tmp_path}"):
+            open_source(path)
 
 
 def test_a_wrong_option_says_so(saved_llama: Path) -> None:
