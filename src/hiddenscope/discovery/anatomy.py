@@ -126,12 +126,6 @@ class OperationTap:
         place = self.place
         return (operation.kind, operation.number) == (place.kind, place.number)
 
-    def read(self, operation: operations.Operation, output: Tensor) -> Tensor | None:
-        """Return the tensor of the state; None at any other operation."""
-        if not self.is_at(operation):
-            return None
-        return output if self.operand < 0 else operation.operands[self.operand]
-
     def __str__(self) -> str:
         return f"{self.place.kind} inside {self.path}"
 
