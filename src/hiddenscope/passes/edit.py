@@ -260,7 +260,6 @@ class Editor:
             inputs[:] = [tensor]
 
         def leave(tap: Tap, tensor: Tensor) -> Tensor:
-            assert write is not None
             before = write(inputs.pop())
             after = self._changed(site, change, tap, before)
             # Where nothing changed, the output stays as it is to the last bit.

@@ -452,23 +452,16 @@ def watch_tap(
     calls[key] = 0
     forwards: list[object] = []
 
-    def at_call(*arguments: Any) -> Any:
-        assert isinstance(tap, Tap)
+    def number_call() -> int:
         calls[key] += 1
-        if calls[key] != tap.call + 1:
-            return None
-        tensor = tap.read(*arguments)
-        if tensor is None:
-            raise PassError(
-                f"No state at the {tap}", "it holds no tensor", "Report this model."
-            )
-        new = callback(tensor)
-        return None if new is None else tap.written(new, *arguments)
+        return calls[key] - 1
+
+    if isinstance(tap, Tap):
+        return tap.watch(module, callback, number_call)
 
     def at_operation(
         operation: operations.Operation, run: operations.RunOperation
     ) -> Any:
-        assert isinstance(tap, OperationTap)
         # Each call of the module has a stand-in of its own.
         if forwards != [operation.forward]:
             forwards[:] = [operation.forward]
@@ -485,5 +478,4 @@ def watch_tap(
             operation = operation.with_operand(tap.operand, new)
         return run(operation)
 
-    at_place = at_operation if isinstance(tap, OperationTap) else at_call
-    return hooks.Watch(module.get_submodule(tap.path), tap.side, at_place)
+    return hooks.Watch(module.get_submodule(tap.path), tap.side, at_operation)
