@@ -18,8 +18,8 @@ code         a question as Python, and as a command
 The server imports no torch.
 """
 
-from hiddenscope.app.application import SHIPPED as SHIPPED
-from hiddenscope.app.application import create_app as create_app
-from hiddenscope.app.application import server as server
-from hiddenscope.app.guard import is_loopback as is_loopback
-from hiddenscope.app.settings import Settings as Settings
+from hiddenscope.app.application import SHIPPED, create_app, server
+from hiddenscope.app.guard import is_loopback
+from hiddenscope.app.settings import Settings
+
+__all__ = ["SHIPPED", "Settings", "create_app", "is_loopback", "server"]

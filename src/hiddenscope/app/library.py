@@ -60,16 +60,6 @@ DICTIONARY_FILES = ("sae_weights.safetensors", "sae.safetensors", "params.npz")
 # Of sites of one width, and of sites whose widths differ.
 STATES_FORMATS = ("hiddenscope.states/1", "hiddenscope.states/2")
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-# What parsing may raise of a file that is not what its name says.
-DAMAGED = (
-    OSError,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    RecursionError,
-    StopIteration,
-)
 
 # What a file says of each of its stacks, by the prefix of their tensors.
 Stacks: TypeAlias = dict[str, dict[str, Any]]
@@ -385,7 +375,7 @@ def store_identity(path: Path) -> str:
 
 def describe_states(name: str, label: str, path: Path) -> StoreAnswer | None:
     """Return what a store or a file of states holds, or None where it is damaged."""
-    try:
+    with suppress(Error), reading(f"Cannot read {label}"):
         if path.is_dir():
             with hs.open(path) as store:
                 return StoreAnswer(
@@ -419,8 +409,7 @@ def describe_states(name: str, label: str, path: Path) -> StoreAnswer | None:
             width=int(first["shape"][2]),
             complete=True,
         )
-    except (Error, *DAMAGED):
-        return None
+    return None
 
 
 def read_texts(path: Path, first: int, count: int) -> StoreTextsAnswer:
@@ -449,24 +438,23 @@ def read_texts(path: Path, first: int, count: int) -> StoreTextsAnswer:
 
 def _read_stacks(path: Path) -> Stacks | None:
     """Return what a file of states says of each stack, or None for another file."""
-    try:
-        with open_tensors(path, f"Cannot read {path.name}", "np") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") not in STATES_FORMATS:
+    problem = f"Cannot read {path.name}"
+    with suppress(Error), open_tensors(path, problem, "np") as file:
+        metadata = file.metadata() or {}
+        if metadata.get("format") not in STATES_FORMATS:
+            return None
+        stacks: Stacks = json.loads(metadata["states"])
+        for prefix, stack in stacks.items():
+            name = f"{prefix}values"
+            # The widest stands for all, as in the description of a store.
+            if "widths" in stack:
+                name += f".{max(stack['widths'])}"
+            values = file.get_slice(name)
+            stack |= {"shape": values.get_shape(), "dtype": values.get_dtype()}
+            if not 0 <= stack["count"] <= believable(path.stat().st_size):
                 return None
-            stacks: Stacks = json.loads(metadata["states"])
-            for prefix, stack in stacks.items():
-                name = f"{prefix}values"
-                # The widest stands for all, as in the description of a store.
-                if "widths" in stack:
-                    name += f".{max(stack['widths'])}"
-                values = file.get_slice(name)
-                stack |= {"shape": values.get_shape(), "dtype": values.get_dtype()}
-                if not 0 <= stack["count"] <= believable(path.stat().st_size):
-                    return None
         return stacks
-    except DAMAGED:
-        return None
+    return None
 
 
 @lru_cache(maxsize=4)
@@ -478,17 +466,16 @@ def _read_file_texts(
     `file_identity` makes the cache forget a file that has changed.
     """
     problem = f"Cannot read states from {path.name}"
-    with reading(problem):
+    with open_tensors(path, problem, "np") as file:
         prefix, stack = next(iter((_read_stacks(path) or {}).items()))
-        with open_tensors(path, problem, "np") as file:
-            text_of_token = file.get_tensor(f"{prefix}text")
-            counts = np.bincount(text_of_token, minlength=int(stack["count"]))
-            lengths = counts.tolist()
-            # `file` is not a mapping, and has no `in`.
-            if f"{prefix}texts" not in file.keys():  # noqa: SIM118
-                return lengths, None
-            joined = file.get_tensor(f"{prefix}texts").tobytes()
-            ends = [0, *file.get_tensor(f"{prefix}texts.ends").tolist()]
+        text_of_token = file.get_tensor(f"{prefix}text")
+        counts = np.bincount(text_of_token, minlength=int(stack["count"]))
+        lengths = counts.tolist()
+        # `file` is not a mapping, and has no `in`.
+        if f"{prefix}texts" not in file.keys():  # noqa: SIM118
+            return lengths, None
+        joined = file.get_tensor(f"{prefix}texts").tobytes()
+        ends = [0, *file.get_tensor(f"{prefix}texts.ends").tolist()]
         texts = tuple(joined[a:b].decode("utf-8", "replace") for a, b in pairwise(ends))
         if len(texts) != len(lengths):
             raise ValueError(f"{len(texts)} texts, and tokens of {len(lengths)}")

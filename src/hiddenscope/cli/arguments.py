@@ -30,7 +30,7 @@ import hiddenscope as hs
 from hiddenscope import texts as reader
 from hiddenscope.cli.terminal import STDIN
 from hiddenscope.errors import FileError, LoadError, StatesError, TextError
-from hiddenscope.files import check_file
+from hiddenscope.files import check_file, reading
 from hiddenscope.texts import COMPRESSIONS, FORMATS, Labelled
 
 if TYPE_CHECKING:
@@ -294,8 +294,6 @@ def read_saved(path: Path) -> "Saved | NDArray[np.float32]":
         return read_states(path)
     problem = f"Cannot read vectors from {path}"
     check_file(path, problem)
-    try:
+    with reading(problem):
         vectors: NDArray[np.float32] = np.load(path, mmap_mode="r")
-    except (OSError, ValueError) as error:
-        raise FileError(problem, str(error), "Give a .npy file.") from error
-    return vectors
+        return vectors

@@ -14,12 +14,8 @@ anatomy     the stacks that were proved, and where heads, neurons and routers ar
 from hiddenscope.discovery.anatomy import (
     EVERYTHING,
     Anatomy,
-    AttentionHeads,
-    Head,
-    HeadLayout,
     Inside,
     OperationTap,
-    Projection,
     Stack,
     Write,
     effects_along,
@@ -27,18 +23,14 @@ from hiddenscope.discovery.anatomy import (
 from hiddenscope.discovery.blocks import state_at
 from hiddenscope.discovery.find import find, find_inside, still_holds
 from hiddenscope.discovery.trace import Tap, arguments
-from hiddenscope.discovery.vocabulary import trial_ids, vocabulary, window
+from hiddenscope.discovery.vocabulary import text_config, trial_ids, vocabulary, window
 from hiddenscope.modules.calls import accepts
 
 __all__ = [
     "EVERYTHING",
     "Anatomy",
-    "AttentionHeads",
-    "Head",
-    "HeadLayout",
     "Inside",
     "OperationTap",
-    "Projection",
     "Stack",
     "Tap",
     "Write",
@@ -49,6 +41,7 @@ __all__ = [
     "find_inside",
     "state_at",
     "still_holds",
+    "text_config",
     "trial_ids",
     "vocabulary",
     "window",

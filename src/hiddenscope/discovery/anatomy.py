@@ -126,12 +126,6 @@ class OperationTap:
         place = self.place
         return (operation.kind, operation.number) == (place.kind, place.number)
 
-    def read(self, operation: operations.Operation, output: Tensor) -> Tensor | None:
-        """Return the tensor of the state; None at any other operation."""
-        if not self.is_at(operation):
-            return None
-        return output if self.operand < 0 else operation.operands[self.operand]
-
     def __str__(self) -> str:
         return f"{self.place.kind} inside {self.path}"
 
@@ -362,31 +356,26 @@ def effects_along(
     the columns are [row, width] and those of the bias [row], in float64. A norm after
     the projection is taken with its frozen scale.
     """
-    part = module.get_submodule(projection.tap.path)
+    whole = Write(module, projection, slice(None))
     batch = inputs[None]
     along = directions * projection.scale
-    if projection.norm:
-        norm = module.get_submodule(projection.norm)
-        along = along * frozen_scale(norm, part.forward(batch))[0]
-    bias = part.forward(torch.zeros_like(batch))[0].double()
-    weight = _weight(part)
+    if whole.norm is not None:
+        along = along * frozen_scale(whole.norm, whole.part.forward(batch))[0]
+    bias = whole.part.forward(torch.zeros_like(batch))[0].double()
     blocks = []
     for start in range(0, projection.width, COLUMN_BLOCK):
         columns = slice(start, start + COLUMN_BLOCK)
-        if weight is not None:
-            towards = along @ weight[:, columns].to(along)
+        if whole.weight is not None:
+            towards = along @ whole.weight[:, columns].to(along)
             blocks.append(inputs[:, columns].double() * towards)
             continue
         # A quantised or adapted projection: each column goes through its code by
         # itself.
+        write = Write(module, replace(projection, scale=1.0), columns)
         rows = []
         for row, direction in zip(inputs, along, strict=True):
-            piece = row[columns]
-            masked = row.new_zeros(len(piece), len(row))
-            masked[:, columns] = torch.diag(piece)
-            written = part.forward(masked[None])[0].double()
-            nothing = part.forward(torch.zeros_like(masked[None, :1]))[0].double()
-            rows.append((written - nothing) @ direction)
+            written = write.linear(torch.diag(row[columns])[None])[0]
+            rows.append(written.double() @ direction)
         blocks.append(torch.stack(rows))
     return torch.cat(blocks, 1), (bias * along).sum(-1)
 
@@ -539,10 +528,8 @@ class Anatomy:
         width = 1 if heads is None else heads.dim
         return slice(site.index * width, (site.index + 1) * width)
 
-    def write(self, module: nn.Module, site: Site) -> Write | None:
+    def write(self, module: nn.Module, site: Site) -> Write:
         """Return what computes the state of a head or neuron from its tap's tensor."""
-        if site.index is None:
-            return None
         return Write(module, self.projection(site), self.columns(site))
 
     @cached_property

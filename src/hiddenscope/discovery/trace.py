@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hiddenscope.errors import PassError
 from hiddenscope.modules import autograd, calls, hooks, operations
 
 
@@ -144,19 +145,26 @@ class Tap:
         return hooks.with_state_in(arguments[0], arguments[1], tensor)
 
     def watch(
-        self, module: nn.Module, callback: Callable[[Tensor], Tensor | None]
+        self,
+        module: nn.Module,
+        callback: Callable[[Tensor], Tensor | None],
+        number_call: Callable[[], int] | None = None,
     ) -> hooks.Watch:
-        """Return a watch for one pass that calls back with the tensor.
+        """Return a watch that calls back with the tensor.
 
-        A tensor that the callback returns takes its place.
+        A tensor that the callback returns takes its place. Calls of the module are
+        numbered from 0 on, those of one pass unless `number_call` does it.
         """
-        calls = count()
+        number = number_call or count().__next__
 
         def at_call(*arguments: Any) -> Any:
-            if next(calls) != self.call:
+            if number() != self.call:
                 return None
             tensor = self.read(*arguments)
-            new = None if tensor is None else callback(tensor)
+            if tensor is None:
+                reason = "it holds no tensor"
+                raise PassError(f"No state at the {self}", reason, "Report this model.")
+            new = callback(tensor)
             return None if new is None else self.written(new, *arguments)
 
         return hooks.Watch(module.get_submodule(self.path), self.side, at_call)

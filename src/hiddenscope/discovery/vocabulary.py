@@ -125,15 +125,16 @@ def _declared_vocabulary(module: nn.Module) -> int | None:
         weight = None
     if weight is not None:
         sizes.append(int(weight.shape[0]))
-    size = getattr(_text_config(module), "vocab_size", None)
+    size = getattr(text_config(module), "vocab_size", None)
     if isinstance(size, int):
         sizes.append(size)
     return min(sizes, default=None)
 
 
-def _text_config(module: nn.Module) -> Any:
+def text_config(module: nn.Module) -> Any:
+    """Return the configuration of a module's texts, which may be a part of it."""
     config: Any = getattr(module, "config", None)
-    return config.get_text_config() if hasattr(config, "get_text_config") else config
+    return config.gettext_config() if hasattr(config, "gettext_config") else config
 
 
 def window(module: nn.Module) -> int | None:
@@ -142,7 +143,7 @@ def window(module: nn.Module) -> int | None:
     The RoBERTa family counts positions from the padding token's on, and ProphetNet
     looks one place ahead: these places of a table of positions stay free.
     """
-    config = _text_config(module)
+    config = text_config(module)
     limits = []
     for name in WINDOWS:
         limit = getattr(config, name, None)

@@ -8,9 +8,8 @@ planning  texts made into units of fixed sequences and batches
 compute   the states of a unit, and a pipeline that writes while it computes
 """
 
-from hiddenscope.extract.corpus import Corpus as Corpus
-from hiddenscope.extract.engine import Engine as Engine
-from hiddenscope.extract.job import ExtractJob as ExtractJob
-from hiddenscope.extract.job import JobCost as JobCost
-from hiddenscope.extract.job import JobProgress as JobProgress
-from hiddenscope.extract.job import extract as extract
+from hiddenscope.extract.corpus import Corpus
+from hiddenscope.extract.engine import Engine
+from hiddenscope.extract.job import ExtractJob, JobCost, JobProgress, extract
+
+__all__ = ["Corpus", "Engine", "ExtractJob", "JobCost", "JobProgress", "extract"]

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from hiddenscope.discovery import state_at, trial_ids
+from hiddenscope.discovery import state_at, text_config, trial_ids
 from hiddenscope.errors import PassError, is_out_of_memory
 from hiddenscope.modules import trials
 from hiddenscope.modules.quantised import batch_dependence
@@ -66,8 +66,7 @@ def try_batching(model: PassModel) -> Batching:
     if reason:
         return Batching(False, worst, reason, needs_mask)
     reason = "texts padded on the right gave the same states as alone, within rounding"
-    config: Any = getattr(model.module, "config", None)
-    return Batching(True, worst, reason, needs_mask, _rope_switch(config))
+    return Batching(True, worst, reason, needs_mask, _rope_switch(model))
 
 
 def _reason_against(model: PassModel, worst: float) -> str:
@@ -95,13 +94,12 @@ def _reason_against(model: PassModel, worst: float) -> str:
     )
 
 
-def _rope_switch(config: Any) -> int | None:
+def _rope_switch(model: PassModel) -> int | None:
     """Return the length beyond which LongRoPE scales rotary positions.
 
     One such text changes its whole batch.
     """
-    if hasattr(config, "get_text_config"):
-        config = config.get_text_config()
+    config = text_config(model.module)
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") != "longrope":
         return None

@@ -25,6 +25,7 @@ from hiddenscope.discovery import (
     find,
     find_inside,
     still_holds,
+    text_config,
     trial_ids,
     vocabulary,
     window,
@@ -40,7 +41,12 @@ from hiddenscope.files import PathLike
 from hiddenscope.loading import Loaded, cache_folder, open_source, parse_dtype
 from hiddenscope.loading.adapters import base_of
 from hiddenscope.loading.size_limit import SizeLimit
-from hiddenscope.loading.variants import Adapted, ModelVariant, Quantised
+from hiddenscope.loading.variants import (
+    Adapted,
+    ModelVariant,
+    Quantised,
+    variant_steps,
+)
 from hiddenscope.model import generation
 from hiddenscope.model.batching import try_batching
 from hiddenscope.modules import autograd, hooks
@@ -645,12 +651,9 @@ def _memory(loaded: Loaded) -> Memory | None:
         return None
     # Files of an adapter may change while their folder keeps its name.
     adapters = []
-    inner: Any = loaded.variant
-    while isinstance(inner, Adapted | Quantised):
-        if isinstance(inner, Adapted):
-            for folder in inner.folders:
-                adapters.append(weights_identity(Path(folder).expanduser()))
-        inner = inner.base
+    for step in variant_steps(loaded.variant):
+        for folder in step.get("adapters", ()):
+            adapters.append(weights_identity(Path(folder)))
     weight = next(loaded.module.parameters())
     config: Any = getattr(loaded.module, "config", None)
     scheme = quantisation_of(loaded.module)
@@ -677,13 +680,10 @@ def _text_encoder(loaded: Loaded, module: nn.Module) -> TextEncoder:
     """Return the encoder of a model's texts, within the limits of its configuration."""
     tokenizer = loaded.tokenizer
     config: Any = getattr(module, "config", None)
-    text_config: Any = config
-    if hasattr(config, "get_text_config"):
-        text_config = config.get_text_config()
     size = vocabulary(module)
     pads = (
         getattr(tokenizer, "pad_token_id", None),
-        getattr(text_config, "pad_token_id", None),
+        getattr(text_config(module), "pad_token_id", None),
         getattr(tokenizer, "eos_token_id", None),
     )
     # A decoder may have a larger vocabulary than the encoder.

@@ -84,11 +84,6 @@ def float64_copy(module: nn.Module) -> nn.Module:
     return copied
 
 
-def unpacked_copy(module: nn.Module) -> nn.Module:
-    """Copy a module with plain weights in the place of quantised ones."""
-    return private_copy(module, lambda name, tensor: tensor)
-
-
 def to_dtype(dtype: torch.dtype) -> Convert:
     """Make a conversion that casts every floating-point weight."""
 

@@ -20,7 +20,6 @@ from hiddenscope.discovery import EVERYTHING
 from hiddenscope.passes.buffers import (
     HostMemory,
     Keep,
-    StackBuffer,
     buffers_for,
     states_in,
 )
@@ -45,7 +44,7 @@ from hiddenscope.passes.record import (
     token_logits,
 )
 from hiddenscope.passes.recording import Recording, recording
-from hiddenscope.passes.resume import SkipTrial, resume, try_skipping
+from hiddenscope.passes.resume import resume, try_skipping
 from hiddenscope.passes.text_encoder import TextEncoder
 
 __all__ = [
@@ -63,8 +62,6 @@ __all__ = [
     "Recording",
     "Replace",
     "Scale",
-    "SkipTrial",
-    "StackBuffer",
     "TextEncoder",
     "Texts",
     "TokenColumns",

@@ -371,14 +371,7 @@ def _numbers(name: str, values: Any) -> Any:
 
 
 def _finite_number(name: str, value: Any) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise StatesError(
-            f"{name} takes a number, got {value!r}",
-            "it is not a number",
-            "Give a number.",
-        ) from None
+    number = float(value)
     if not np.isfinite(number):
         raise NotFinite(
             f"{name} takes a finite number, got {number}",

@@ -260,7 +260,6 @@ class Editor:
             inputs[:] = [tensor]
 
         def leave(tap: Tap, tensor: Tensor) -> Tensor:
-            assert write is not None
             before = write(inputs.pop())
             after = self._changed(site, change, tap, before)
             moved = tensor + (after - before) / write.scale

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from hiddenscope.errors import PassError
 from hiddenscope.modules import autograd, hooks
 from hiddenscope.modules.quantised import refuse_gradients
 from hiddenscope.passes.edit import is_in_stream
@@ -168,12 +167,7 @@ def tape(
     require_recordable(model.module)
     refuse_gradients(model.module)
     batch = model.encode(inputs).pad(model)
-    if len(batch.lengths) != 1:
-        raise PassError(
-            "Cannot take gradients of a pass",
-            f"got {len(batch.lengths)} texts",
-            "Give one at a time.",
-        )
+    assert len(batch.lengths) == 1, "gradients are those of one text"
     states: dict[Site, State] = {}
     missing = set(sites)
     stops = not logits and not hooks.is_offloaded(model.module)

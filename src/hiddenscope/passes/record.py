@@ -224,9 +224,7 @@ def record_rows(
 ) -> dict[Site, Tensor]:
     """Return the states [row, width] at some tokens of a single text, on the device.
 
-    A question about single tokens needs no buffer for all of them: the neurons of every
-    block and token take more memory than the model. The pass stops after the last of
-    the sites, and the head does not run.
+    The pass stops after the last of the sites, and the head does not run.
 
     >>> from hiddenscope.testing import tiny_model
     >>> from hiddenscope.model import load
@@ -236,37 +234,9 @@ def record_rows(
     torch.Size([2, 64])
     """
     require_recordable(model.module)
-    check_targets(model, inputs, sites, logits=False)
-    batch = inputs.pad(model)
-    lengths = {site: batch.of_stack(site.stack).ids.shape[1] for site in sites}
-    selected = list(rows)
-    states: dict[Site, Tensor] = {}
-
-    def keep(site: Site, tap: Tap | OperationTap, tensor: Tensor) -> None:
-        text = tap.layout.states(tensor, lengths[site])[0]
-        # Indexing copies: the code of a block may change its tensor in place later.
-        states[site] = text[selected].detach()
-
-    watcher = Watcher(model.anatomy, sites, keep)
-    watcher.stops = not hooks.is_offloaded(model.module)
-    with (
-        model.lock,
-        autograd.restored(inference=False),
-        torch.no_grad(),
-        hooks.watching(watcher.watches(model.module)),
-    ):
-        arguments = batch.arguments(model.module, masked=model.batching.needs_mask)
-        hooks.call_module(model.module, arguments)
-    if watcher.missing:
-        raise not_reached(model.anatomy, min(watcher.missing))
-    for site in sorted(states):
-        if not states[site].isfinite().all():
-            raise NotFinite(
-                f"No finite state at {site} of {model.anatomy.name}",
-                "it holds a NaN or an infinity",
-                "Look at the weights, or load the model in float32.",
-            )
-    return states
+    states = make_pass(model, inputs, sorted({*sites}), keep="device").states
+    assert isinstance(states, States), "the sites are of one stack"
+    return {site: states[site][list(rows)] for site in sites}
 
 
 def require_recordable(module: nn.Module) -> nn.Module:
@@ -482,23 +452,16 @@ def watch_tap(
     calls[key] = 0
     forwards: list[object] = []
 
-    def at_call(*arguments: Any) -> Any:
-        assert isinstance(tap, Tap)
+    def number_call() -> int:
         calls[key] += 1
-        if calls[key] != tap.call + 1:
-            return None
-        tensor = tap.read(*arguments)
-        if tensor is None:
-            raise PassError(
-                f"No state at the {tap}", "it holds no tensor", "Report this model."
-            )
-        new = callback(tensor)
-        return None if new is None else tap.written(new, *arguments)
+        return calls[key] - 1
+
+    if isinstance(tap, Tap):
+        return tap.watch(module, callback, number_call)
 
     def at_operation(
         operation: operations.Operation, run: operations.RunOperation
     ) -> Any:
-        assert isinstance(tap, OperationTap)
         # Each call of the module has a stand-in of its own.
         if forwards != [operation.forward]:
             forwards[:] = [operation.forward]
@@ -515,5 +478,4 @@ def watch_tap(
             operation = operation.with_operand(tap.operand, new)
         return run(operation)
 
-    at_place = at_operation if isinstance(tap, OperationTap) else at_call
-    return hooks.Watch(module.get_submodule(tap.path), tap.side, at_place)
+    return hooks.Watch(module.get_submodule(tap.path), tap.side, at_operation)

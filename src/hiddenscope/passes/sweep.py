@@ -3,10 +3,10 @@
 The text is run unpatched first, and everything that variants start from is recorded.
 They go through the model together. Each is computed only from its first patch on: in
 depth it joins the batch at that layer, and in a causal model the keys and values of the
-tokens before the patch come from the unpatched run. The head runs on what is read, and
-an encoder that is not patched is run once. None of this is assumed: on first use all of
-it is tried together on the model, against variants that are run one at a time. Where
-that fails, variants share a batch and nothing else.
+tokens before the patch come from the unpatched run. The head runs on what is read. None
+of this is assumed: on first use all of it is tried together on the model, against
+variants that are run one at a time. Where that fails, variants share a batch and
+nothing else.
 
 What holds throughout, of the caller's arguments first:
 
@@ -75,8 +75,7 @@ class UnpatchedRun:
 
     `row` is its number in the batch that it was run in, and `padded_length` the length
     of that batch, in an encoder-decoder that of the targets. `cache` holds the keys and
-    values of the whole batch, and `encoder_output` the encoder's last state of this
-    text alone.
+    values of the whole batch.
     """
 
     inputs: Inputs
@@ -85,7 +84,6 @@ class UnpatchedRun:
     row: int
     padded_length: int
     cache: Any = None
-    encoder_output: Tensor | None = None
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -164,12 +162,8 @@ def _run_unpatched_batch(
     states = {stack: buffer.states() for stack, buffer in buffers.items()}
     answering = batch.of_stack("decoder")
     logits = batch_logits(output, batch, model)
-    encoded = getattr(output, "encoder_last_hidden_state", None)
     # Texts are padded on the right, so that the first rows are those of their tokens.
     for row in range(len(inputs)):
-        encoder_output = None
-        if encoded is not None:
-            encoder_output = encoded[row : row + 1, : len(inputs.ids[row])]
         of_text: dict[Site, Tensor] = {}
         for stack_states in states.values():
             own = stack_states.of(row)
@@ -181,7 +175,6 @@ def _run_unpatched_batch(
             row,
             answering.ids.shape[1],
             getattr(output, "past_key_values", None),
-            encoder_output,
         )
 
 
@@ -221,15 +214,13 @@ class Shortcuts:
 
     `joins`: a variant skips the blocks below its first patch. `reuses`: it takes the
     keys and values of the tokens before its first patch from the unpatched run.
-    `narrows`: the head runs on the requested tokens alone. `encodes_once`: an unpatched
-    encoder is not run again. `batched`: variants share a pass. `notes` say why one is
-    not taken.
+    `narrows`: the head runs on the requested tokens alone. `batched`: variants share a
+    pass. `notes` say why one is not taken.
     """
 
     joins: bool = False
     reuses: bool = False
     narrows: bool = False
-    encodes_once: bool = False
     batched: bool = True
     notes: tuple[str, ...] = ()
 
@@ -296,11 +287,8 @@ def sweep(
                     "Look at the values that were put in.",
                 )
             rows.update(zip(numbers, read(logits), strict=True))
-            length = len(unpatched.input_ids()) - start
-            if run.runs_encoder(batch):
-                length += len(unpatched.ids)
             passes += 1
-            tokens += len(batch) * length
+            tokens += len(batch) * (sum(unpatched.inputs.costs) - start)
             advance(len(batch))
     if rows:
         values = torch.stack([rows[number] for number in range(len(variants))])
@@ -402,12 +390,6 @@ class _Sweep:
                 rows_per_block[layer - 1] = sum(entry < layer for entry in entries)
             entering = self._joining(stack, entries, rows_per_block, first)
         arguments = self._arguments(rows, start, rows_per_block)
-        if model.encoder_decoder and not self.runs_encoder(variants):
-            from transformers.modeling_outputs import BaseModelOutput
-
-            assert unpatched.encoder_output is not None
-            state: Any = unpatched.encoder_output.expand(rows, -1, -1)
-            arguments["encoder_outputs"] = BaseModelOutput(last_hidden_state=state)
         changed: set[Site] = set()
         changes = _changes(variants, first, model.device, changed)
 
@@ -480,14 +462,6 @@ class _Sweep:
             arguments["past_key_values"] = _first_tokens(unpatched, start, cached_rows)
             arguments["use_cache"] = True
         return arguments
-
-    def runs_encoder(self, batch: Sequence[Variant]) -> bool:
-        """Tell whether a batch runs the encoder of an encoder-decoder again."""
-        if not self.model.encoder_decoder:
-            return False
-        if batch[0][0].site.stack == "encoder" or not self.shortcuts.encodes_once:
-            return True
-        return bool(_why_not_encoded_once(self.model, self.unpatched))
 
     def _narrow_head(self, length: int, requested: slice) -> hooks.Watch:
         """Return a hook that lets the head see only the requested tokens.
@@ -683,16 +657,10 @@ def _try_shortcuts(model: PassModel) -> Shortcuts:
     not_reused = _why_not_reused(model, unpatched)
     if not_reused:
         notes.append(f"Keys and values were computed anew, because {not_reused}.")
-    not_encoded_once = _why_not_encoded_once(model, unpatched)
-    if model.encoder_decoder and not_encoded_once:
-        notes.append(
-            f"The encoder was run for every variant, because {not_encoded_once}."
-        )
     fast = Shortcuts(
         joins=not not_joined,
         reuses=not not_reused,
         narrows=model.anatomy.head is not None,
-        encodes_once=model.encoder_decoder and not not_encoded_once,
     )
     # A batch that holds a variant of the first token reuses nothing, so variants of
     # later tokens are tried by themselves as well.
@@ -726,15 +694,6 @@ def _why_not_reused(model: PassModel, unpatched: UnpatchedRun) -> str:
     if "past_key_values" not in accepts(model.module):
         return "its forward takes no past_key_values"
     return _why_not_reusable(model, unpatched)
-
-
-def _why_not_encoded_once(model: PassModel, unpatched: UnpatchedRun) -> str:
-    """Say why an encoder must be run for every variant; empty if it need not be."""
-    if "encoder_outputs" not in accepts(model.module):
-        return "its forward takes no encoder_outputs"
-    if unpatched.encoder_output is None:
-        return "its output does not hold the encoder's last state"
-    return ""
 
 
 def _failure(

@@ -505,15 +505,9 @@ class TextEncoder:
                 )
             if self.window and length > self.window and not whole:
                 raise self._too_long(number, f"{length:,}")
-        try:
-            outside = (inputs.flat < 0) | (inputs.flat >= self.vocabulary)
-            if not outside.any():
-                return
-        except OverflowError:
-            # An id does not fit into 64 bits.
-            pass
         for number, ids in enumerate(inputs.ids):
-            for token in ids:
+            # If one is outside, one of these two is.
+            for token in (min(ids), max(ids)):
                 if not 0 <= token < self.vocabulary:
                     raise TextError(
                         f"Text {number}",

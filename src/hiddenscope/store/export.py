@@ -85,12 +85,8 @@ class StoredRows:
             end = min(start + self.block_rows, self.index.count)
             block = self._facts(start, end, text_of)
             for name, site in self.vectors.items():
-                if self.dtype == np.float32:
-                    array = SiteArray(self.shards, self.index, site)
-                    block[name] = array.read(start, end)
-                else:
-                    parts = self.shards.read(site, self.index, start, end)
-                    block[name] = np.concatenate(list(parts))
+                wide = SiteArray(self.shards, self.index, site).read(start, end)
+                block[name] = wide.astype(self.dtype, copy=False)
             yield block
 
     def _facts(

@@ -14,7 +14,7 @@ from hiddenscope.texts.groups import (
     copy_key,
     number_groups,
 )
-from hiddenscope.texts.reader import UNNAMED, as_list, read, rows, shipped
+from hiddenscope.texts.reader import as_list, read, rows, shipped
 from hiddenscope.texts.row import COLUMNS, LABEL_NAMES, TEXT_NAMES, Labelled, Row
 
 __all__ = [
@@ -23,7 +23,6 @@ __all__ = [
     "FORMATS",
     "LABEL_NAMES",
     "TEXT_NAMES",
-    "UNNAMED",
     "Belonging",
     "Labelled",
     "Row",

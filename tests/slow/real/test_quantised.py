@@ -12,7 +12,7 @@ from torch import nn
 
 import hiddenscope as hs
 from hiddenscope.errors import LoadError, ModuleError
-from hiddenscope.modules.module_copy import float64_copy, private_copy, unpacked_copy
+from hiddenscope.modules.module_copy import float64_copy, private_copy
 from hiddenscope.modules.quantised import quantisation_of, quantised_weights
 from hiddenscope.modules.weights import Fingerprint, weight_tensors
 from hiddenscope.testing import tiny_model
@@ -33,6 +33,11 @@ TEXTS = [TEXT, [12, 13, 14]]
 TARGETS = [[3, 4, 5], [6, 7]]
 # How far the weights of each scheme may be from the original ones.
 ROUNDING = {"int8": 0.02, "fp8": 0.05, "bnb-int8": 0.02, "nf4": 0.15, "fp4": 0.25}
+
+
+def unpacked_copy(module: nn.Module) -> nn.Module:
+    """Copy a module with plain weights in the place of quantised ones."""
+    return private_copy(module, lambda name, tensor: tensor)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import hiddenscope as hs
 from hiddenscope.errors import LoadError, ModuleError, Unsafe
 from hiddenscope.loading import variants
-from hiddenscope.modules.module_copy import unpacked_copy
+from hiddenscope.modules.module_copy import private_copy
 from hiddenscope.modules.quantised import (
     batch_dependence,
     packed_tensors,
@@ -109,7 +109,7 @@ def test_packed_weights_are_named_and_unpacked() -> None:
     assert weight.full_name == "0.weight"
     assert torch.equal(weight.unpack(), numbers / 4)
     refuse_gradients(module)
-    plain: Any = unpacked_copy(module)
+    plain: Any = private_copy(module, lambda name, tensor: tensor)
     assert quantisation_of(plain) == ""
     assert torch.equal(plain(torch.eye(4)), (numbers / 4).T.relu())
     part.weight.act_quant_kwargs = {}  # type: ignore[union-attr]
@@ -142,6 +142,6 @@ def test_weights_that_only_their_own_library_can_unpack_are_refused() -> None:
     with pytest.raises(ModuleError, match="packed by hqq, whose gradients"):
         refuse_gradients(module)
     with pytest.raises(ModuleError, match="packed by hqq, and only its own code"):
-        unpacked_copy(module)
+        private_copy(module, lambda name, tensor: tensor)
     module.config.quantization_config = {"quant_method": "torchao"}
     assert quantisation_of(module) == ""

@@ -12,7 +12,14 @@ import torch
 from torch import Tensor, nn
 
 import hiddenscope as hs
-from hiddenscope.errors import Error, NotFinite, PassError, SiteError, StatesError
+from hiddenscope.errors import (
+    ArgumentError,
+    Error,
+    NotFinite,
+    PassError,
+    SiteError,
+    StatesError,
+)
 from hiddenscope.testing import tiny_model
 from tests.slices import with_slow
 
@@ -362,7 +369,7 @@ BAD: list[tuple[Callable[[], Any], type[Error], str]] = [
         "not finite",
     ),
     (lambda: {"layer.1": hs.Scale(float("nan"))}, NotFinite, "not finite"),
-    (lambda: {"layer.1": hs.Scale("much")}, StatesError, "takes a number"),
+    (lambda: {"layer.1": hs.Scale("much")}, ArgumentError, "must be a number"),
     (lambda: {"layer.1": hs.Project(torch.zeros(64))}, StatesError, "it is zero"),
     (lambda: {"layer.1": hs.Project(torch.ones(2, 64))}, StatesError, "shape [2, 64]"),
     (lambda: {"layer.9": hs.Scale(2)}, SiteError, "layer.9"),

@@ -247,71 +247,13 @@ def test_only_what_a_variant_needs_is_run(tiny: Tiny) -> None:
     assert (swept.passes, swept.tokens) == (1, 6)
 
 
-def test_the_encoder_is_run_once(tiny: Tiny) -> None:
-    model = tiny("bart")
-    sites = [site for site in changeable(model) if site.stack == "decoder"]
-    base, other, at = prepared(model, sites)
-    variants = every(base, other, sites)
-    sweep(model, base, variants, at)
-    calls: list[Any] = []
-    with hooks.watching(
-        [hooks.Watch(model.module.get_encoder(), "output", calls.append)]
-    ):  # type: ignore[operator]
-        sweep(model, base, variants, at)
-    assert calls == []
-
-
-def test_an_encoder_that_is_run_again_is_counted(tiny: Tiny) -> None:
+def test_an_encoder_is_counted(tiny: Tiny) -> None:
     model = tiny("bart")
     sites = [hs.Site(1, "", "decoder")]
     base, other, at = prepared(model, sites)
     variants = every(base, other, sites)
-    once = sweep(model, base, variants, at, shortcuts=Shortcuts(encodes_once=True))
-    again = sweep(model, base, variants, at, shortcuts=Shortcuts())
-    assert once.tokens == len(variants) * len(TARGETS[0])
-    assert again.tokens == len(variants) * (len(TEXTS[0]) + len(TARGETS[0]))
-
-
-@pytest.mark.slow
-def test_an_encoder_whose_output_cannot_be_passed_in() -> None:
-    module: Any = tiny_model("bart")
-
-    class WithoutEncoderOutputs(type(module)):  # type: ignore[misc]
-        def forward(
-            self,
-            input_ids: Any = None,
-            attention_mask: Any = None,
-            decoder_input_ids: Any = None,
-            decoder_attention_mask: Any = None,
-            past_key_values: Any = None,
-            use_cache: Any = None,
-            output_hidden_states: Any = None,
-            return_dict: Any = None,
-        ) -> Any:
-            return super().forward(
-                input_ids,
-                attention_mask,
-                decoder_input_ids,
-                decoder_attention_mask,
-                past_key_values=past_key_values,
-                use_cache=use_cache,
-                output_hidden_states=output_hidden_states,
-                return_dict=return_dict,
-            )
-
-    module.__class__ = WithoutEncoderOutputs
-    model = hs.load((module, None))
-    assert not shortcuts_of(model).encodes_once
-    (note,) = shortcuts_of(model).notes
-    assert note == (
-        "The encoder was run for every variant, because its forward takes no"
-        " encoder_outputs."
-    )
-    sites = [hs.Site(1, "", "decoder")]
-    base, other, at = prepared(model, sites)
-    (first, *_) = every(base, other, sites)
-    result = sweep(model, base, [first], at, shortcuts=Shortcuts(encodes_once=True))
-    assert result.tokens == len(TEXTS[0]) + len(TARGETS[0])
+    swept = sweep(model, base, variants, at, shortcuts=Shortcuts())
+    assert swept.tokens == len(variants) * (len(TEXTS[0]) + len(TARGETS[0]))
 
 
 def test_a_head_that_cannot_run_on_one_token_is_named() -> None:
