@@ -353,6 +353,7 @@ class Dictionary:
 
         `lower` are the features of lower layers that write to the same site.
         """
+        self._check_module(model)
         inputs = model.encode(shipped.read("plain").texts if texts is None else texts)
         members = []
         for member in (self, *lower):
@@ -360,6 +361,22 @@ class Dictionary:
         proof = prove(members, model, inputs)
         facts = {**self.facts, "unexplained": proof.stated.unexplained}
         return replace(members[0], proof=proof, facts=facts)
+
+    def _check_module(self, model: Model) -> None:
+        """Refuse the output of a module that is not what its branch adds."""
+        place = Site.parse(self.writes)
+        is_module = self.facts.get("origin") in ("sparsify", "dictionary_learning")
+        if not is_module or place.part not in ("attn", "mlp"):
+            return
+        branch = model.anatomy.block_inside(place).branches.get(place.part)
+        projection = branch and branch.projection
+        if projection and (projection.norm or projection.scale != 1):
+            raise StatesError(
+                f"Cannot use this dictionary with {model.name}",
+                f"it is of what a module gives, and {place} comes after a norm or a"
+                " number that multiplies it",
+                "Take one of the layer.",
+            )
 
     @property
     def is_believed(self) -> bool:

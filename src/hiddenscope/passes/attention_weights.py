@@ -512,7 +512,7 @@ def _write_norms(
             # Only the code of a quantised projection knows its weight.
             weight = write.linear(torch.eye(write.width).to(of_site)).T
         else:
-            weight = write.weight.detach()
+            weight = write.weight.detach() * write.scale
         if write.norm is not None:
             weight = _wide(weight) * _wide(write.gain(weight.T))[:, None]
         wide = _wide(weight).mT

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
@@ -190,3 +191,16 @@ def test_a_site_may_be_an_alias_and_must_be_the_one_that_is_named() -> None:
             Dictionary.read(folder, site=site)
     transcoder = Dictionary.read(FILES / "saelens_transcoder", site="layer.2")
     assert transcoder.writes == "layer.2.mlp"
+
+
+@pytest.mark.parametrize("family", ["granite", "gemma3_text"])
+def test_a_module_whose_output_is_changed_before_it_is_added_is_refused(
+    family: str,
+) -> None:
+    """Our `mlp` is what is added: after a norm, or times a number."""
+    model = hs.load((tiny_model(family), None))
+    drawn = torch.randn(8, model.module.config.hidden_size)
+    dictionary = Dictionary.of(drawn, "layer.2.mlp")
+    dictionary = replace(dictionary, facts={"origin": "sparsify"})
+    with pytest.raises(StatesError, match="it is of what a module gives"):
+        dictionary.proved(model, [[7, 99, 23, 64]] * 4)
