@@ -74,6 +74,9 @@ export class DatasetTab {
       this.place,
     );
     this.list();
+    const named = readPage("data");
+    if (named && this.chosen.name !== named)
+      this.problem.replaceChildren(paragraph("This link's dataset is not here: upload it again."));
     this.open(true);
     document.documentElement.dataset.ready = "true";
   }

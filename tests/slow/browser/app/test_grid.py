@@ -89,6 +89,7 @@ def test_a_link_that_leads_nowhere_says_so(
     for parts, said in (
         ({"tab": "nonsense"}, "There is no tab “nonsense”."),
         ({"tab": "ask", "word": "nonsense"}, "There is no analysis “nonsense”."),
+        ({"tab": "data", "data": "upload:0"}, "This link's dataset is not here"),
         ({"tab": "stores", "store": "store:0"}, "is not below the folder of --root"),
         (
             {"tab": "stores", "text": "1", "0.pin": "layer.99~1"},
