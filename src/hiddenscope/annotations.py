@@ -4,6 +4,7 @@ A declaration imports them for type checkers alone, so that it can be read witho
 torch; `arguments` looks them up here when a call has failed.
 """
 
+# mypy: implicit-reexport
 # ruff: noqa: F401
 
 from hiddenscope.analyses.attention.selection import Layers, NumberChoice
