@@ -338,3 +338,16 @@ def test_the_command_prints_what_is_nearest(
     words = ["search", str(vectors), "A dog", "--texts", str(texts), "--json"]
     found = CliRunner().invoke(cli.app, [*words, "-k", "1"])
     assert '"A dog"' in found.output and "Where is" not in found.output
+
+
+def test_texts_beside_an_array_say_how_they_became_vectors() -> None:
+    """An array does not say how it was made, so nothing can tell if both are alike."""
+    model = hs.load((tiny_model("gpt2"), tiny_tokenizer()))
+    texts = ["the cat", "a mat", "on it"]
+    rows = hs.embed(model, texts, site="layer.1", pool="mean:all")
+    result = hs.search(rows, (model, "the cat"), texts=texts, k=1)
+    said = "How the rows of the array were made is not recorded."
+    assert said in result.summary()
+    assert result.facts["embedded"].endswith("at final")
+    of_model = hs.search(model, "the cat", texts=texts, k=1)
+    assert "embedded" not in of_model.facts and said not in of_model.summary()

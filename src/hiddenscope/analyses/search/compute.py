@@ -20,6 +20,7 @@ from hiddenscope.results.dataset import (
     text_array,
     to_dataset,
 )
+from hiddenscope.results.sentences import standing
 from hiddenscope.sites import Site
 from hiddenscope.states import Pair, Pooling, Readable
 from hiddenscope.states.arrays import AnyArray
@@ -60,7 +61,10 @@ def find_nearest(
     source = as_source(source)
     collection = collection_of(source, texts, site, pool)
     model = source if isinstance(source, Model) else None
-    queries, names = _queries(collection, query, model, nearness)
+    queries, names, embedded = _queries(collection, query, model, nearness)
+    if model is not None or collection.of_states:
+        # They are pooled as the rows are.
+        embedded = None
     wrong = (~queries.isfinite().all(1)).nonzero()
     if len(wrong):
         raise NotFinite(
@@ -119,6 +123,7 @@ def find_nearest(
         nearest=first,
         typical=mean_cosine(rows) if nearness == "cosine" else None,
         pooled=collection.pooled(rows, drawn(collection.count)),
+        embedded=embedded,
     )
     data = to_dataset(variables, {"query": text_array(names), "rank": ranks})
     return Result("search", data, report, collection.source)
@@ -151,20 +156,22 @@ def _search(
 
 def _queries(
     collection: Collection, query: Any, model: Model | None, nearness: Nearness
-) -> tuple[Tensor, list[str]]:
-    """Return the vectors of the queries, and a name for each."""
+) -> tuple[Tensor, list[str], str | None]:
+    """Return the vectors of the queries, a name for each, and how texts were pooled."""
     if isinstance(query, tuple) and len(query) == 2 and isinstance(query[0], Model):
         model, query = query
     if isinstance(query, Inputs):
         names = list(query.texts or _numbered(len(query)))
-        return _embed(collection, query, model, nearness), names
+        values, embedded = _embed(collection, query, model, nearness)
+        return values, names, embedded
     texts = []
     if isinstance(query, str):
         texts = [query]
     elif isinstance(query, list | tuple) and all(isinstance(q, str) for q in query):
         texts = list(query)
     if texts:
-        return _embed(collection, texts, model, nearness), texts
+        values, embedded = _embed(collection, texts, model, nearness)
+        return values, texts, embedded
     try:
         if isinstance(query, Tensor):
             rows = query.detach().cpu().double()
@@ -182,7 +189,7 @@ def _queries(
             reason,
             "Give a text, a list of texts, or vectors [query, width].",
         )
-    return rows, _numbered(len(rows))
+    return rows, _numbered(len(rows)), None
 
 
 def _numbered(count: int) -> list[str]:
@@ -194,8 +201,8 @@ def _embed(
     texts: list[str] | Inputs,
     model: Model | None,
     nearness: Nearness,
-) -> Tensor:
-    """Return the vectors of texts, made like those of the collection."""
+) -> tuple[Tensor, str]:
+    """Return the vectors of texts, made like those of the collection, and how."""
     problem = "Cannot search for a text"
     if model is None:
         raise StatesError(
@@ -225,7 +232,8 @@ def _embed(
     site = collection.site or last_site(model)
     # A query against states is pooled as they are, without the prefix and the limit
     # that a folder of sentence-transformers names.
-    if collection.of_states and collection.pool is not None:
-        return vectors(model, texts, sites=site, pool=collection.pool).values[0]
-    listed, pooling, limit = as_trained(model, texts, collection.pool, False)
-    return vectors(model, listed, sites=site, pool=pooling, truncate=limit).values[0]
+    pooling, limit = collection.pool, False
+    if pooling is None or not collection.of_states:
+        texts, pooling, limit = as_trained(model, texts, pooling, limit)
+    made = vectors(model, texts, sites=site, pool=pooling, truncate=limit)
+    return made.values[0], f"{standing(pooling)} at {site}"

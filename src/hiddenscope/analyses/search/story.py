@@ -45,7 +45,8 @@ class NearestRow:
 class SearchReport(Report):
     """What was searched, and the nearest to the first queries.
 
-    `typical` is the median score of two rows at random, if there are enough to tell.
+    `typical` is the mean cosine of two rows at random. `embedded` is how texts became
+    vectors where the rows are those of an array, which does not say how it was made.
     """
 
     searched: int
@@ -56,6 +57,7 @@ class SearchReport(Report):
     nearest: list[NearestRow]
     typical: float | None = None
     pooled: Pooled | None = None
+    embedded: str | None = None
 
     @property
     def score(self) -> str:
@@ -205,6 +207,11 @@ def _findings(report: SearchReport) -> Iterator[str]:
     )
     if report.token is not None and report.token != "each":
         yield f"What was compared is {standing(report.token)} at {report.site}."
+    if report.embedded is not None:
+        yield (
+            "How the rows of the array were made is not recorded. The texts of the"
+            f" queries are {report.embedded}: make both alike."
+        )
     yield from ruled(report.pooled)
 
 
