@@ -29,7 +29,7 @@ NEAR = {"texts": 9, "of": 24, "example": ["a cat", "a cat."]}
 SETTING = {
     "answer": " on",
     "site": "layer.2",
-    "strength": 2.0,
+    "strength": 1.0,
     "probability_before": 0.01,
     "probability": 0.25,
     "ratio": 25.0,
