@@ -22,7 +22,9 @@ class Mixed(NamedTuple):
     converged: Tensor
 
 
-def mix(states: Tensor, problems: Problems, learner: Learner) -> Mixed:
+def mix(
+    states: Tensor, problems: Problems, learner: Learner, tolerance: float = 1e-4
+) -> Mixed:
     """Fit problems to a weighted sum of standardised sites `[site, row, width]`.
 
     The weights are a softmax, so they add up to 1. Every site is standardised on the
@@ -68,6 +70,6 @@ def mix(states: Tensor, problems: Problems, learner: Learner) -> Mixed:
         return torch.cat([undo(gradients[:inner], which), by_logit])
 
     start = torch.zeros(inner + sites, len(problems), dtype=states.dtype)
-    minimum = minimise(differentiated(loss), start, precondition)
+    minimum = minimise(differentiated(loss), start, precondition, tolerance)
     _, weights, scores = score(minimum.point, torch.arange(len(problems)))
     return Mixed(weights, scores, minimum.converged)

@@ -113,7 +113,7 @@ def test_the_interval_of_a_mean_is_students() -> None:
 @pytest.mark.slow
 def test_drawn_states_estimate_the_whole_maps_without_bias(tiny: Tiny) -> None:
     """The mean over 24 draws is the full average up to chance, and intervals hold."""
-    model, texts = tiny("gpt2"), random_texts(6)
+    model, texts = tiny("gpt2"), random_texts(8)
     full = hs.visibility(model, texts, sites="layer.*", sampling=ALL).data
     few = hs.Sampling(per_text=3)
     drawn: dict[str, list[Any]] = {"decay_below": [], "own_below": []}

@@ -507,7 +507,9 @@ def test_a_gradient_inside_a_branch_is_that_of_an_edit(family: str, part: str) -
         run = hs.edit(model, [TEXT], changes, (), logits=True)
         logits.append(float(run.logits[-1, 5]))
     expected = (logits[0] - logits[1]) / 2
-    assert float((states * step).sum()) == pytest.approx(expected, rel=1e-2)
+    # Softmax rounds to float32 in some models.
+    found = float((states * step).sum())
+    assert found == pytest.approx(expected, rel=1e-2, abs=1e-8)
 
 
 def test_gradients_flow_where_every_weight_is_frozen_and_in_inference_mode() -> None:

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     import xarray
 
 ARROW = " > "
+# Estimates this small beside the largest may be rounding.
+ROUNDING = 1e-4
 
 
 class Sample(NamedTuple):
@@ -207,7 +209,9 @@ def _draw(effects: Floats, wiring: Wiring, count: int, seed: int = 0) -> Sample:
     if not count or not drawable.any():
         return Sample(np.empty((0, 2), dtype=int), np.empty(0))
     shares = drawable / drawable.sum()
-    sizes = np.sqrt(np.nan_to_num(np.abs(effects))) * drawable
+    sizes = np.nan_to_num(np.abs(effects)) * drawable
+    # Another device rounds otherwise, and is to draw the same edges.
+    sizes = np.sqrt(np.where(sizes > ROUNDING * sizes.max(), sizes, 0.0))
     if sizes.any():
         shares = (shares + sizes / sizes.sum()) / 2
     shares = shares.ravel()
