@@ -89,9 +89,9 @@ UNSEALED = f"{_MARK.decode()}{'0' * _DIGITS}"
 
 
 def believable(size: int) -> int:
-    """Return how many bytes may be made of a file of this size.
+    """Return how many bytes we accept from a compressed file of this size.
 
-    Texts shrink to a third or a tenth when they are compressed, and states hardly.
+    Texts shrink to a third or a tenth, and states hardly, so the margin is wide.
 
     >>> believable(10), believable(10**6)
     (4194304, 250000000)
@@ -150,10 +150,13 @@ def check_archive(path: PathLike, problem: str) -> int:
 
 
 def check_growth(unpacked: int, size: int, problem: str) -> None:
-    """Refuse a file that is packed more tightly than tensors can be."""
+    """Refuse a file that unpacks to far more than real tensors do.
+
+    Zeros may be packed as tightly, and are refused as well.
+    """
     most = believable(size // COPIES)
     if unpacked > most:
-        reason = f"it unpacks to more than {most:,} bytes, as no such file does"
+        reason = f"it unpacks to more than {most:,} bytes, too many for its size"
         raise Damaged(problem, reason, "Save it without compression.")
 
 
@@ -177,9 +180,10 @@ def check_shape(name: str, shape: Sequence[int], size: int, problem: str) -> Non
 
 @contextmanager
 def open_tensors(path: PathLike, problem: str, framework: str = "pt") -> Iterator[Any]:
-    """Open a safetensors file whose tensors are no larger than it can hold.
+    """Open a safetensors file whose shapes are plausible for its size.
 
-    safetensors checks that every byte belongs to exactly one tensor.
+    safetensors checks that every byte belongs to exactly one tensor. What is left to
+    refuse is a huge axis beside an axis of 0.
     """
     from safetensors import safe_open
 
@@ -192,15 +196,16 @@ def open_tensors(path: PathLike, problem: str, framework: str = "pt") -> Iterato
 
 
 def read_arrays(path: PathLike, problem: str) -> "dict[str, NDArray[Any]]":
-    """Read the arrays of a .npz file, or of a .npy file that of no name.
+    """Read all arrays of a .npz file by name, or that of a .npy file under "".
 
-    Arrays of objects, which would be unpickled, are refused.
+    Arrays of objects, which would be unpickled, are refused. Shapes are checked last:
+    numpy fails by itself where bytes are missing, but allows any axis beside one of 0.
     """
     import numpy as np
 
     size = check_file(path, problem)
     if zipfile.is_zipfile(path):
-        size = check_archive(path, problem)
+        check_archive(path, problem)
     with reading(problem):
         loaded = np.load(path, allow_pickle=False)
         arrays = {"": loaded}
@@ -267,10 +272,12 @@ def _digest(content: mmap.mmap, start: int) -> bytes:
 
 @contextmanager
 def replacing(path: PathLike, *, durable: bool = True) -> Iterator[Path]:
-    """Yield a fresh path, which replaces this one if the body succeeds.
+    """Yield an empty, locked file beside the path, and rename it to it if the body
+    succeeds; otherwise remove it.
 
-    It is removed if the body fails. With `durable=False` nobody waits until the disk
-    has it: for files whose reader checks that they are whole.
+    The body writes into that very file: another one renamed over it would not be
+    locked. With `durable=False` nobody waits until the disk has it: for files whose
+    reader checks that they are whole.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -438,10 +445,12 @@ def write_safetensors(
     tensors: "Mapping[str, Tensor]",
     header: Mapping[str, str] | None = None,
 ) -> None:
-    """Write tensors into a safetensors file; the same tensors make the same bytes.
+    """Write tensors as safetensors into a path, in place, the same to the same bytes.
 
-    safetensors itself would rename a file of its own over one that is locked, which a
-    killed process leaves behind, and puts its header in another order each time.
+    The file is neither sealed nor replaced as a whole: call it inside `replacing`. The
+    library's own writer renames a second file over ours. So the lock would be lost, a
+    killed process would leave that file behind, and the header has another order each
+    time.
     """
     from torch import uint8
 

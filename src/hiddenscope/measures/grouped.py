@@ -20,7 +20,7 @@ FARTHEST = 1e6
 TINY = float(np.finfo(float).tiny)
 # Standard deviations from a normal estimate to either end of its interval: 1.96.
 Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
-# As near to its ends a share is taken to lie, and this near a correlation.
+# Shares are kept this far from 0 and 1, correlations this far from -1 and 1.
 NEAR_BOUND, NEAR_ONE = 1e-12, 1e-3
 
 
@@ -50,8 +50,8 @@ CORRELATION = Scale(_fisher, np.tanh)
 
 
 def rank_ends(correlation: Floats, rows: int) -> tuple[Floats, Floats]:
-    """Return how far from a rank correlation the true one lies, with 95%, if all rows
-    are independent (Fieller, Hartley and Pearson 1957). Three rows say nothing.
+    """Return the ends of the 95% interval of a rank correlation over independent rows
+    (Fieller, Hartley and Pearson 1957). With three rows they are -1 and 1.
 
     >>> low, high = rank_ends(np.array(1.0), 10)
     >>> bool(0.9 < low < 0.98 < high)
@@ -157,12 +157,12 @@ def reach_of_all(
     largest = [0.0, *np.max(np.abs(away) / error, axis=1, initial=0.0)]
     reach = np.where(ordered[0] == ordered[-1], 0.0, np.nan)
     quantile = np.quantile(largest, LEVEL, method="higher")
-    # So many groups cannot tell more columns than this apart.
+    # Bonferroni's correction; at most count - 1 columns vary independently.
     tail = (1 - LEVEL) / 2 / max(1, min(parts.shape[1], count - 1))
-    # Errors lack this factor of the jackknife's.
+    # `_means_and_errors` leaves out this factor of the jackknife's error.
     student = stdtrit(count - 1, 1 - tail) * (count / (count - 1)) ** 0.5
     quantile = max(quantile, student)
-    # Beyond it more draws have no spread than the level allows for.
+    # A huge quantile means that too many draws had an error of almost 0.
     if quantile < FARTHEST:
         once = np.ones((1, count))
         reach[~same] = quantile * _means_and_errors(parts, sizes, once)[1][0]

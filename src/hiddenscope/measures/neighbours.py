@@ -1,8 +1,9 @@
-"""How near the nearest of many rows is by chance, told by pairs of rows at random.
+"""Whether the nearest of many rows is nearer than chance explains.
 
-Cosines are those of rows less their mean: where all point the same way, raw ones tell
-nothing apart. Pairs of rows that belong together are nearer than chance, so chance is
-told by the pairs that are farthest: a distribution through two of their quantiles.
+What chance gives is told by the cosines of all pairs of some rows, drawn at random,
+less their mean: where all rows point the same way, raw cosines tell nothing apart.
+Pairs that belong together raise the upper part of these cosines, so a distribution is
+put through two of their lower quantiles. `mean_cosine` alone is of raw rows.
 """
 
 from statistics import NormalDist
@@ -17,8 +18,8 @@ from hiddenscope.states.arrays import Ints
 # Rows of which all pairs are looked at, and the fewest that tell anything.
 MOST, LEAST = 500, 10
 QUANTILES = 0.05, 0.25
-# In this share of searches noise is told apart.
-LEVEL = 0.05
+# The share of searches in which unrelated rows pass for related.
+FALSE_ALARMS = 0.05
 
 
 def drawn(count: int) -> Ints:
@@ -42,9 +43,9 @@ def explained_by_chance(
     low, quarter = np.quantile(cosines.numpy(), QUANTILES)
     normal = NormalDist()
     far, near = map(normal.inv_cdf, QUANTILES)
-    # Two quantiles of few rows are rough. With so many degrees, unrelated rows are told
-    # apart in 5% of searches, from ten rows on.
-    highest = float(stdtrit(len(rows) - 6, (1 - LEVEL) ** (1 / count)))
+    # Two quantiles of few rows are rough, so the tail is Student's. With n - 6 degrees,
+    # simulated, unrelated rows pass in 2 to 8% of searches from ten rows on.
+    highest = float(stdtrit(len(rows) - 6, (1 - FALSE_ALARMS) ** (1 / count)))
     bar = quarter + (highest - near) * (quarter - low) / (near - far)
     if queries is not rows:
         # Rows are part of their mean, which lowers their cosines by this.

@@ -30,7 +30,8 @@ class Tally:
     def watch(self, pool: Pool, sites: Sequence[Site]) -> None:
         """Have a pool count sinks: among all tokens, or those that stand for a text."""
         position = position_of(pool.pooling)
-        # The last of several tokens is hardly ever one, and reading all takes time.
+        # Not where the last token stands for a text: it is hardly ever a sink, and to
+        # read all tokens takes time.
         if position is None or position >= 0:
             pool.sinks = torch.zeros(len(sites), dtype=torch.long)
         self._pools.append((sites, pool))
@@ -44,7 +45,8 @@ class Tally:
     ) -> Pooled | None:
         """Say what rules vectors `[site, text, width]`, if anything does.
 
-        They are those of all texts, or of those with the numbers `rows`.
+        They are those of all texts, or of those with the numbers `rows`. Tokens and
+        sinks are counted over all texts.
         """
         if pool is None:
             return None
