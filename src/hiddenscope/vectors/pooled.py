@@ -352,10 +352,11 @@ def _of_pooled_rows(pool: Pooling, stored_as: Pooling) -> Pooling:
         # The first token need not be a classification token.
         same = position == stored_position
     if not same:
+        word = "mean" if stored_as == SINKLESS else stored_as
         raise StatesError(
             f"Cannot take {meaning_of(pool)} from pooled states",
             f"the store keeps {meaning_of(stored_as)}, and nothing else",
-            f"Give {stored_as!r}, or extract the states of every token.",
+            f"Give {word!r}, or extract the states of every token.",
         )
     if pool == SINKLESS:
         # They were left out of each window, and no window is one.
