@@ -232,7 +232,8 @@ def _embed(
     site = collection.site or last_site(model)
     # A query against states is pooled as they are, without the prefix and the limit
     # that a folder of sentence-transformers names.
-    pooling, limit = collection.pool, False
+    pooling = collection.pool
+    limit: bool | int = False
     if pooling is None or not collection.of_states:
         texts, pooling, limit = as_trained(model, texts, pooling, limit)
     made = vectors(model, texts, sites=site, pool=pooling, truncate=limit)
