@@ -272,8 +272,8 @@ class _Matcher:
             problem = "Cannot pair the candidate"
             reason = (
                 f"not every one of its {len(self.fitting)} tensors of that shape"
-                " correlates with a state of the reference: it gives others besides, or a"
-                " fault changed some beyond recognition"
+                " correlates with a state of the reference: it gives others besides, or"
+                " a fault changed some beyond recognition"
             )
             for site in self.sites:
                 fits = [self._correlation(site, value) for value in self.fitting]
