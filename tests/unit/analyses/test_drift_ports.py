@@ -475,7 +475,8 @@ def test_states_beyond_recognition_are_not_left_out() -> None:
     facts = facts_of(lambda ids: states_of(broken, ids))
     assert (facts["first_site"], facts["sites"]) == ("layer.2", 4)
     assert facts["pairing"]["by"] == "order"
-    with pytest.raises(StatesError, match="not every one of its 3 tensors"):
+    words = "Cannot pair .* not every one of its 3 tensors .* a fault changed some"
+    with pytest.raises(StatesError, match=words):
         facts_of(lambda ids: states_of(broken, ids)[:3])
     named = facts_of(lambda ids: {"layer.2": states_of(broken, ids)[2]})
     assert (named["first_site"], named["sites"]) == ("layer.2", 1)
@@ -845,18 +846,21 @@ def test_a_block_that_makes_several_layers_is_judged_by_the_call_of_each() -> No
 class Inline(nn.Module):
     """The port with blocks that are dictionaries of parts, run inline."""
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, *, is_named: bool = False) -> None:
         super().__init__()
         self.embed, self.norm, self.head = inner.embed, inner.norm, inner.head
         names = ("norm1", "attention", "norm2", "gate", "up", "down")
-        self.blocks = nn.ModuleList(
+        blocks = [
             nn.ModuleDict({name: getattr(block, name) for name in names})
             for block in inner.blocks
-        )
+        ]
+        self.blocks: Any = nn.ModuleList(blocks)
+        if is_named:
+            self.blocks = nn.ModuleDict(zip("012", blocks, strict=True))
 
     def forward(self, ids: Tensor) -> Any:
         x = self.embed(ids)
-        for part in self.blocks:
+        for _, part in self.blocks.named_children():
             x = x + part["attention"](part["norm1"](x))
             y = part["norm2"](x)
             x = x + part["down"](functional.silu(part["gate"](y)) * part["up"](y))
@@ -865,10 +869,12 @@ class Inline(nn.Module):
 
 @pytest.mark.parametrize("block", [0, 1, 2])
 @pytest.mark.parametrize("mistake", ["", "repeat", "eps", "interleaved"])
+@pytest.mark.parametrize("is_named", [False, True])
 def test_blocks_that_are_run_inline_are_paired_by_what_enters_them(
-    mistake: str, block: int
+    mistake: str, block: int, is_named: bool
 ) -> None:
-    candidate = Inline(PLAIN.PlainLlama(llama().module, mistake, block=block).eval())
+    inner = PLAIN.PlainLlama(llama().module, mistake, block=block).eval()
+    candidate = Inline(inner, is_named=is_named)
     facts = facts_of(candidate)
     assert facts["pairing"]["by"] == "blocks run inline" and facts["sites"] == 6
     first = f"layer.{block + 1}" if mistake else None
@@ -901,3 +907,45 @@ def test_a_dtype_that_only_rounds_adds_nothing_at_any_layer() -> None:
     assert "rounding is the whole of it" in told and "0.00%" not in told
     same = hs.drift(llama(), hs.load((copy.deepcopy(llama().module), None)), TEXTS)
     assert "the KL divergence is 0 at all of 17 positions" in same.summary()
+
+
+@pytest.mark.parametrize("inside", ["self_attn.o_proj", "post_attention_layernorm"])
+def test_a_last_tensor_from_inside_a_block_is_not_taken_for_final(inside: str) -> None:
+    model = llama().module
+
+    def with_inside(module: Any, ids: Tensor) -> list[Tensor]:
+        kept: list[Tensor] = []
+        part = module.get_submodule(f"model.layers.2.{inside}")
+        hook = part.register_forward_hook(lambda *call: kept.append(call[2]))
+        *layers, _ = every_state(module, ids)
+        hook.remove()
+        return [*layers, *kept]
+
+    facts = facts_of(lambda ids: with_inside(model, ids))
+    assert not facts["drifted"] and facts["sites"] == 4, facts["first_site"]
+    assert any("left out" in note for note in facts["notes"])
+    broken = copy.deepcopy(model)
+    broken.model.layers[1].mlp.down_proj.weight.data.mul_(1.1)
+    facts = facts_of(lambda ids: with_inside(broken, ids))
+    assert facts["first_site"] == "layer.2"
+
+
+@pytest.mark.parametrize("fault", ["scaled", "eps", "forgotten", "swapped", "negated"])
+def test_a_faulty_final_of_a_function_is_reported(fault: str) -> None:
+    broken = copy.deepcopy(llama().module)
+    norm = broken.model.norm
+    if fault == "scaled":
+        norm.weight.data.mul_(1.5)
+    elif fault == "eps":
+        norm.variance_epsilon = 0.1
+    elif fault == "swapped":
+        norm.weight.data.copy_(norm.weight.data.roll(1) * 3)
+    elif fault == "negated":
+        norm.weight.data.neg_()
+
+    def states(ids: Tensor) -> list[Tensor]:
+        *layers, final = every_state(broken, ids)
+        return [*layers, layers[-1] if fault == "forgotten" else final]
+
+    facts = facts_of(states)
+    assert facts["first_site"] == "final" and facts["sites"] == 5

@@ -151,7 +151,7 @@ def pair_program(
     layers = [site for site in reference.sites if not site.part]
     singles = [texts.some([text]) for text in range(count)]
     rows = rows_of(reference, singles, layers)
-    pairs = _Matcher(values, rows, reference).pair(module, pairing)
+    pairs = _Matcher(values, rows, reference, texts).pair(module, pairing)
     unpaired = [
         f"`{name}`" for name in rows if name not in pairs.values and name != LOGITS
     ]
@@ -174,13 +174,14 @@ def _open_module(program: Program) -> nn.Module | None:
 class _Matcher:
     """Pairs values with the sites of the reference in one of several ways.
 
-    `reference` holds its rows by site, and `fitting` the values that have the shape of
-    a state.
+    `reference` holds its rows by site on `texts`, and `fitting` the values that have
+    the shape of a state.
     """
 
     values: Sequence[Value]
     reference: Mapping[str, Tensor]
     model: LiveModel
+    texts: Inputs
 
     def __post_init__(self) -> None:
         self.stacks = self.model.anatomy.stacks
@@ -261,22 +262,30 @@ class _Matcher:
         """Say why nothing could be paired."""
         shapes = sorted({tuple(value.rows.shape) for value in self.values})
         expected = list(self.reference[self.sites[0]].shape)
+        problem = "Nothing to compare"
         remedy = "Give a pairing: {'layer.3': 'blocks.2'}."
         reason = (
             f"the reference's states are {expected}, and the candidate's tensors"
             f" {list(map(list, shapes[:6]))}"
         )
         if self.fitting:
+            problem = "Cannot pair the candidate"
             reason = (
                 f"not every one of its {len(self.fitting)} tensors of that shape"
-                " correlates with a state of the reference"
+                " correlates with a state of the reference: it gives others besides, or"
+                " a fault changed some beyond recognition"
             )
+            for site in self.sites:
+                fits = [self._correlation(site, value) for value in self.fitting]
+                if max(fits) <= LEAST_CORRELATION:
+                    reason += f". None does with {site}: look there and before it"
+                    break
         elif not shapes:
             reason = (
                 "the candidate gave no floating-point tensor with a row for each token"
             )
             remedy = "Give a tensor [1, token, width] for each state."
-        return StatesError("Nothing to compare", reason, remedy)
+        return StatesError(problem, reason, remedy)
 
     def _by_names(self) -> Pairs | None:
         """Pair by names that are sites or entries of Hugging Face's hidden_states."""
@@ -365,15 +374,9 @@ class _Matcher:
     def _distance(self, site: str, value: Value) -> float:
         """Return the mean relative difference of channels, or infinity."""
         expected = self.reference.get(site)
-        if expected is None or expected.shape != value.rows.shape:
+        if expected is None:
             return np.inf
-        expected = expected.cpu().double()
-        actual = value.rows.double()
-        # By channel: massive channels hardly change from layer to layer, and would hide
-        # what the others do.
-        sizes = actual.norm(dim=0) + expected.norm(dim=0)
-        shares = (actual - expected).norm(dim=0) / sizes
-        return float(shares.nan_to_num(0.0).mean())
+        return _difference(expected, value.rows)
 
     def _in_order(self, shifts: Sequence[int] = (1, -1)) -> Pairs | None:
         """Pair by order alone: all sites, or those that Hugging Face reports."""
@@ -390,19 +393,35 @@ class _Matcher:
 
     def _leave_out_extra(self, pairs: Pairs, sites: Sequence[str]) -> None:
         """Leave a tensor out of the order where those after it then fit clearly better:
-        one that is no state, in a program that gives no final.
+        one that is no state, in a program that gives no final. The last is left out if
+        it is a tensor inside the reference.
         """
         values = list(pairs.values.values())
         rests = [values[:place] + values[place + 1 :] for place in range(len(values))]
         fits = [list(map(self._distance, sites, rest)) for rest in (*rests, values)]
-        best = int(np.argmin([sum(fit) for fit in fits[:-1]]))
+        # Of two that are equal, the later: the last may be a final that was not normed.
+        best = min(range(len(values)), key=lambda place: (sum(fits[place]), -place))
         moved = zip(fits[best][best:], fits[-1][best + 1 :], strict=True)
+        reason = ""
         if any(after * NEARER < before for after, before in moved):
+            reason = "by those after it"
+        elif list(pairs.values)[-1].endswith("final") and self._is_inside(values[-1]):
+            best, reason = len(values) - 1, "but a tensor inside it"
+        if reason:
             pairs.values = dict(zip(sites, rests[best], strict=False))
             pairs.notes.append(
                 f"The candidate's `{values[best].name}` is no state of the reference,"
-                " by those after it, and was left out."
+                f" {reason}, and was left out."
             )
+
+    def _is_inside(self, value: Value) -> bool:
+        """Tell whether a value is a tensor of the reference other than its states."""
+        nearest = min(self._distance(site, value) for site in self.sites)
+        if nearest <= SAME:
+            return False
+        near = min(SAME, nearest / NEARER)
+        inside = values_of(self.model.module, self.model, self.texts)
+        return any(_difference(other.rows, value.rows) <= near for other in inside)
 
     def _by_correlation(self) -> Pairs | None:
         """Find the pairs with the largest sum of correlations.
@@ -503,7 +522,8 @@ class _Matcher:
         called = {value.tap.path for value in self.values if value.tap}
         for path, part in module.named_modules():
             blocks = [f"{path}.{name}." for name in part._modules]
-            if not isinstance(part, nn.ModuleList) or len(blocks) != stack.depth:
+            is_group = isinstance(part, nn.ModuleList | nn.ModuleDict)
+            if not is_group or len(blocks) != stack.depth:
                 continue
             inside = [
                 [value for value in entering if str(value.path("input")).startswith(at)]
@@ -558,6 +578,19 @@ class _Matcher:
         if site in self.reference and norms:
             paired[site] = max(norms, key=lambda value: self._correlation(site, value))
         return paired
+
+
+def _difference(expected: Tensor, actual: Tensor) -> float:
+    """Return the mean relative difference of channels, or infinity."""
+    if expected.shape != actual.shape:
+        return np.inf
+    expected = expected.cpu().double()
+    actual = actual.cpu().double()
+    # By channel: massive channels hardly change from layer to layer, and would hide
+    # what the others do.
+    sizes = actual.norm(dim=0) + expected.norm(dim=0)
+    shares = (actual - expected).norm(dim=0) / sizes
+    return float(shares.nan_to_num(0.0).mean())
 
 
 def _parent(path: str) -> str:
