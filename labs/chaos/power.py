@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from hiddenscope.store import open as open_store
-from hiddenscope.testing import tiny_store, tiny_values
+from hiddenscope.testing.stores import tiny_store, tiny_values
 from labs.chaos import memory_folder
 from labs.chaos.flips import intact, readable
 

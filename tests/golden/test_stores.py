@@ -10,7 +10,7 @@ import pytest
 
 import hiddenscope as hs
 from hiddenscope.store import create, verify
-from hiddenscope.testing import COPIES, SITES, tiny_sequences
+from hiddenscope.testing.stores import COPIES, SITES, tiny_sequences
 from labs.chaos.kills import files_of
 from tests.places import TESTS
 

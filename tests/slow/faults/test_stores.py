@@ -10,7 +10,7 @@ from hypothesis import settings
 import hiddenscope as hs
 from hiddenscope.errors import FileError
 from hiddenscope.store import writer as store_writer
-from hiddenscope.testing import tiny_store
+from hiddenscope.testing.stores import tiny_store
 from labs.chaos import interleavings, kills
 from labs.chaos.flips import intact
 from labs.chaos.power import power_losses

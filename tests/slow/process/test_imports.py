@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hiddenscope.testing import tiny_store
+from hiddenscope.testing.stores import tiny_store
 
 READ = """
 import hiddenscope as hs

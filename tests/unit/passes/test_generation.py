@@ -100,7 +100,7 @@ def test_one_stack_of_two_may_be_asked_for_alone(tiny: Tiny) -> None:
 def test_decoders_that_generate_gives_other_positions_are_refused_with_the_reason() -> (
     None
 ):
-    from hiddenscope.testing import _table
+    from hiddenscope.testing.models import _table
 
     row = _table()["roberta"]
     config = {**row["config"], "is_decoder": True}

@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 import hiddenscope as hs
 from hiddenscope.errors import StoreError
 from hiddenscope.store import discard_damaged, gc, resume_store, verify
-from hiddenscope.testing import tiny_plan, tiny_store, tiny_values
+from hiddenscope.testing.stores import tiny_plan, tiny_store, tiny_values
 from labs.chaos.crashes import dying
 
 UNITS = ("000000", "000001", "000002")

@@ -19,7 +19,7 @@ from hiddenscope.cli import main as cli
 from hiddenscope.errors import Damaged, Error, FileError, SiteError
 from hiddenscope.store import StorePlan, StoreSequence, create
 from hiddenscope.store import export as exports
-from hiddenscope.testing import tiny_sequence, tiny_store
+from hiddenscope.testing.stores import tiny_sequence, tiny_store
 from tests.places import ROOT
 from tests.unit.store.machine import damage, shard
 

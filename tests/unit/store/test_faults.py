@@ -29,7 +29,7 @@ from hiddenscope.store import (
     verify,
 )
 from hiddenscope.store.shard import BLOCK, crc_function, layout_of
-from hiddenscope.testing import SITES, tiny_sequences, tiny_store, tiny_values
+from hiddenscope.testing.stores import SITES, tiny_sequences, tiny_store, tiny_values
 from labs.chaos.crashes import dying
 from labs.chaos.flips import flips, intact, readable
 from labs.chaos.kills import files_of

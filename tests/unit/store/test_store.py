@@ -24,7 +24,7 @@ from hiddenscope.store import (
     create,
     resume_store,
 )
-from hiddenscope.testing import (
+from hiddenscope.testing.stores import (
     COPIES,
     SITES,
     tiny_sequence,
