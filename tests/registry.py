@@ -7,7 +7,7 @@ gets one entry here, and `tests/laws/test_analyses.py` fails until it is there.
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -19,7 +19,9 @@ import torch
 from torch import nn
 
 import hiddenscope as hs
+import hiddenscope.testing
 from hiddenscope.testing import tiny_model, tiny_tokenizer
+from hiddenscope.testing.subjects import ANSWER, RIVAL
 from tests.planted import (
     apart,
     circuit_noise,
@@ -122,33 +124,33 @@ def steered(model: Any) -> hs.Result:
     )
 
 
-def extracted(model: Any) -> tuple[Any, ...]:
-    """Extract two texts, and return the sites of the store."""
+def extracted(model: Any, texts: Any) -> Any:
+    """Extract texts, and return the numbers of the store."""
     with TemporaryDirectory() as folder:
-        return hs.extract(model, TEXTS[:2], f"{folder}/states").sites
+        return hs.extract(model, texts, f"{folder}/states").to_xarray()
 
 
-@dataclass(frozen=True)
-class Entry:
+@dataclass(frozen=True, eq=False)
+class Entry(hs.testing.Entry):
     """One analysis, as it is asked where all of them are tried.
 
-    `ask` puts the smallest question to a tiny llama: a `Model`, or a module with its
-    tokenizer. `results` make every kind of result that it can give, on tiny models of
-    several families. `request` is what the workbench is sent, if it offers the analysis.
+    `ask` says what the smallest question about a subject has beyond what is required.
+    `results` make every kind of result that it can give, on tiny models of several
+    families. `request` is what the workbench is sent, if it offers the analysis.
     `noise` makes a result of something that means nothing, and `planted` one of a truth
     that is known, with what must be said of it.
     """
 
-    ask: Callable[[Any], Any]
     results: tuple[Callable[[], hs.Result], ...] = ()
-    request: dict[str, Any] | None = field(default=None, hash=False)
+    request: dict[str, Any] | None = None
     noise: Callable[[np.random.Generator], hs.Result] | None = None
     planted: tuple[Callable[[], hs.Result], str] | None = None
 
 
 ENTRIES: dict[str, Entry] = {
     "anatomy": Entry(
-        ask=hs.anatomy,
+        hs.anatomy,
+        measures_rounding=("difference",),
         results=(
             lambda: hs.anatomy(tiny("llama")),
             lambda: hs.anatomy(tiny("bert")),
@@ -162,7 +164,7 @@ ENTRIES: dict[str, Entry] = {
         ),
     ),
     "profile": Entry(
-        ask=lambda model: hs.profile(model, IDS),
+        hs.profile,
         results=(
             lambda: hs.profile(tiny("llama"), [TEXT, OTHER]),
             lambda: hs.profile(tiny("llama"), "The"),
@@ -177,7 +179,12 @@ ENTRIES: dict[str, Entry] = {
         ),
     ),
     "compare": Entry(
-        ask=lambda model: hs.compare(model, [5, 6, 7], [5, 9, 7]),
+        hs.compare,
+        lambda subject: {
+            "a": subject.texts[0],
+            "b": subject.texts[2],
+            **subject.target,
+        },
         results=(
             lambda: hs.compare(tiny("llama"), TEXT, OTHER),
             lambda: hs.compare(tiny("llama"), TEXT, TEXT),
@@ -192,7 +199,9 @@ ENTRIES: dict[str, Entry] = {
         ),
     ),
     "drift": Entry(
-        ask=lambda model: hs.drift(model, faulty(model), IDS),
+        hs.drift,
+        lambda subject: {"candidate": subject.faulty, "texts": subject.inputs},
+        measures_rounding=("envelope", "beyond", "mismatched", "ulp"),
         results=(
             lambda: hs.drift(tiny("llama"), tiny("llama"), [TEXT, OTHER]),
             lambda: hs.drift(tiny("llama"), tiny("llama", 1), [TEXT, OTHER]),
@@ -207,9 +216,12 @@ ENTRIES: dict[str, Entry] = {
         ),
     ),
     "series": Entry(
-        ask=lambda model: hs.series(
-            [model, (faulty(model), tiny_tokenizer())], "compare", TEXTS[:2]
-        ),
+        hs.series,
+        lambda subject: {
+            "models": [subject.model, subject.faulty],
+            "analysis": "compare",
+            "data": subject.texts[:2],
+        },
         results=(
             lambda: hs.series(
                 [tiny("llama"), tiny("llama", 1), tiny("llama")],
@@ -246,7 +258,8 @@ ENTRIES: dict[str, Entry] = {
         ),
     ),
     "project": Entry(
-        ask=lambda model: hs.project(model, LABELLED, method="pca"),
+        hs.project,
+        lambda subject: {"method": "pca"},
         results=(
             lambda: hs.project(tiny("llama"), CLASSES, method="pca"),
             lambda: hs.project(
@@ -265,7 +278,7 @@ ENTRIES: dict[str, Entry] = {
         ),
     ),
     "lens": Entry(
-        ask=lambda model: hs.lens(model, IDS),
+        hs.lens,
         results=(
             lambda: hs.lens(tiny("llama"), TEXT, target="next"),
             lambda: hs.lens(tiny("llama"), [TEXT, OTHER], target=20),
@@ -285,7 +298,9 @@ ENTRIES: dict[str, Entry] = {
         ),
     ),
     "contributions": Entry(
-        ask=lambda model: hs.contributions(model, [5, 6, 7], [11, 12]),
+        hs.contributions,
+        lambda subject: {"answer": [ANSWER, RIVAL]},
+        measures_rounding=("error",),
         results=(
             lambda: hs.contributions(tiny("llama"), TEXT, 11, 12),
             lambda: hs.contributions(tiny("gpt2"), TEXT, [11, 12], neurons=3),
@@ -308,7 +323,8 @@ ENTRIES: dict[str, Entry] = {
         ),
     ),
     "visibility": Entry(
-        ask=lambda model: hs.visibility(model, [[5, 6, 7]]),
+        hs.visibility,
+        lambda subject: {"texts": subject.one_input},
         results=(
             lambda: hs.visibility(tiny("llama"), TEXT, influence="l1"),
             lambda: hs.visibility(tiny("llama"), TEXT, influence="frobenius"),
@@ -348,7 +364,8 @@ ENTRIES: dict[str, Entry] = {
         ),
     ),
     "attention": Entry(
-        ask=lambda model: hs.attention(model, IDS, draws=6),
+        hs.attention,
+        lambda subject: {"text": subject.one_input, "draws": 6},
         results=(
             lambda: hs.attention(tiny("llama"), TEXT),
             lambda: hs.attention(
@@ -370,7 +387,7 @@ ENTRIES: dict[str, Entry] = {
         ),
     ),
     "probe": Entry(
-        ask=lambda model: hs.probe(model, LABELLED),
+        hs.probe,
         results=(
             lambda: hs.probe(tiny("llama"), CLASSES),
             lambda: hs.probe(
@@ -390,7 +407,8 @@ ENTRIES: dict[str, Entry] = {
         ),
     ),
     "features": Entry(
-        ask=lambda model: hs.features(model, IDS, "random", site="layer.1"),
+        hs.features,
+        lambda subject: {"dictionary": subject.dictionary},
         results=(
             lambda: hs.features(tiny("llama"), [TEXT, OTHER], "pca", site="layer.1"),
             lambda: hs.features(tiny("llama"), MANY, "random", site="layer.2.mlp"),
@@ -411,7 +429,8 @@ ENTRIES: dict[str, Entry] = {
         ),
     ),
     "examples": Entry(
-        ask=lambda model: hs.examples(model, "layer.1.mlp.neuron.7", IDS),
+        hs.examples,
+        lambda subject: {"directions": subject.direction},
         results=(
             lambda: hs.examples(tiny("llama"), "layer.2.mlp.neuron.7", [TEXT, OTHER]),
             lambda: hs.examples(
@@ -433,7 +452,8 @@ ENTRIES: dict[str, Entry] = {
         ),
     ),
     "patch": Entry(
-        ask=lambda model: hs.patch(model, CONTRAST, method="both"),
+        hs.patch,
+        lambda subject: {"method": "both"},
         results=(
             lambda: hs.patch(tiny("llama"), CONTRAST),
             lambda: hs.patch(
@@ -459,9 +479,8 @@ ENTRIES: dict[str, Entry] = {
         ),
     ),
     "variable": Entry(
-        ask=lambda model: hs.variable(
-            model, exchanges(4), sites="layer.1", tokens=[-1]
-        ),
+        hs.variable,
+        lambda subject: {"sites": subject.site, "tokens": [-1]},
         results=(
             lambda: hs.variable(signed_model(), signed_pairs(16), sites="layer.*"),
             lambda: hs.variable(tiny("bert"), exchanges(6), sites="layer.1.mlp"),
@@ -484,7 +503,8 @@ ENTRIES: dict[str, Entry] = {
         ),
     ),
     "edges": Entry(
-        ask=lambda model: hs.edges(model, CONTRAST, exact=2, sample=2),
+        hs.edges,
+        lambda subject: {"exact": 2, "sample": 2},
         results=(
             lambda: hs.edges(tiny("llama"), CONTRAST),
             lambda: hs.edges(tiny("gptj"), CONTRAST, method="exact"),
@@ -512,7 +532,8 @@ ENTRIES: dict[str, Entry] = {
         ),
     ),
     "graft": Entry(
-        ask=lambda model: hs.graft(model, (faulty(model), None), [([5, 6, 7], 11)]),
+        hs.graft,
+        lambda subject: {"donor": subject.donor, "data": subject.answered},
         results=(
             lambda: hs.graft(
                 tiny("llama"), tiny("llama", 1), [([5, 6, 7], 11), ([8, 9], 12)]
@@ -537,7 +558,8 @@ ENTRIES: dict[str, Entry] = {
         ),
     ),
     "circuit": Entry(
-        ask=lambda model: hs.circuit(model, CONTRAST, random=1, method="gradient"),
+        hs.circuit,
+        lambda subject: {"random": 1, "method": "gradient"},
         results=(
             lambda: hs.circuit(tiny("llama"), CONTRAST),
             lambda: hs.circuit(tiny("llama"), CONTRASTS, ablation="mean", random=1),
@@ -560,7 +582,13 @@ ENTRIES: dict[str, Entry] = {
         ),
     ),
     "steer": Entry(
-        ask=steered,
+        hs.steer,
+        lambda subject: {
+            "prompts": subject.one_input,
+            "answers": [ANSWER, RIVAL],
+            "quality": subject.inputs,
+            "new_tokens": 1,
+        },
         results=(
             lambda: steered(tiny("llama")),
             lambda: hs.steer(
@@ -584,14 +612,15 @@ ENTRIES: dict[str, Entry] = {
         planted=(steered_far, "moves “a” most as asked .*: from a probability of"),
     ),
     "embed": Entry(
-        ask=lambda model: hs.embed(model, TEXTS),
+        hs.embed,
         request={
             "texts": ["The rest.", "Another.", "The rest."],
             "normalize": False,
         },
     ),
     "search": Entry(
-        ask=lambda model: hs.search(model, TEXTS[0], texts=TEXTS, k=2),
+        hs.search,
+        lambda subject: {"query": subject.texts[0], "texts": subject.texts, "k": 2},
         results=(
             lambda: hs.search(tiny("llama"), TEXT, texts=[TEXT, OTHER, "mat"], k=2),
             lambda: hs.search(points(), [0.0, 2.0, 1.0], k=2),
@@ -610,7 +639,8 @@ ENTRIES: dict[str, Entry] = {
         ),
     ),
     "cluster": Entry(
-        ask=lambda model: hs.cluster(model, TEXTS * 3),
+        hs.cluster,
+        lambda subject: {"texts": subject.labelled[0]},
         results=(
             lambda: hs.cluster(points()),
             lambda: hs.cluster(tiny("llama"), CLASSES[0]),
@@ -621,7 +651,7 @@ ENTRIES: dict[str, Entry] = {
         ),
         planted=(clouds, "Cluster 0 has 20 texts; (9\\d|100)% of it comes back"),
     ),
-    "extract": Entry(ask=extracted),
+    "extract": Entry(extracted, lambda subject: {"texts": subject.texts}),
 }
 RUNS = {word: entry.results for word, entry in ENTRIES.items() if entry.results}
 NUMBERED = [(word, place) for word, runs in RUNS.items() for place in range(len(runs))]

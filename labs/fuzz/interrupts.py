@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from hiddenscope.modules import hooks, installation
-from labs.fuzz.questions import QUESTIONS, asked_model, state_of
+from hiddenscope.testing.untouched import state_of
+from labs.fuzz.questions import QUESTIONS, asked_model
 from labs.fuzz.sandbox import Case
 from tests.registry import IDS
 

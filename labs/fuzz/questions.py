@@ -1,5 +1,4 @@
-"""One question of every kind that runs a model, for interrupts and for threads; and all
-that a question may not change.
+"""One question of every kind that runs a model, for interrupts and for threads.
 
 `QUESTIONS` has every verb, and every analysis of the tests' registry. Each takes a
 model of `asked_model()`.
@@ -9,12 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 
 import hiddenscope as hs
-from hiddenscope.modules import hooks
 from hiddenscope.testing import tiny_model, tiny_tokenizer
-from tests.registry import CONTRAST, ENTRIES, IDS
+from hiddenscope.testing.subjects import Subject
+from tests.registry import CONTRAST, ENTRIES, IDS, Entry
 
 # Long enough to have distances.
 LONGER = [[5, 6, 7, 8, 9, 10, 11, 12], [9, 8, 7, 6, 5, 4, 3, 2]]
@@ -54,41 +52,10 @@ QUESTIONS: dict[str, Callable[[hs.Model], Any]] = {
         model, LONGER, sampling=hs.Sampling(per_text=1, baseline="random")
     ),
 }
-QUESTIONS |= {word: entry.ask for word, entry in ENTRIES.items()}
 
 
-def state_of(module: nn.Module) -> dict[str, Any]:
-    """Describe all of a module that a question may not change, to be compared with what
-    it is later.
-
-    Weights are described by the tensor object, its memory, its dtype and its bytes.
-    """
-    state: dict[str, Any] = {}
-    for path, part in module.named_modules():
-        for name, value in vars(part).items():
-            if name.endswith(("_hooks", "_hooks_with_kwargs")):
-                state[f"{path} {name}"] = list(value)
-        for name in ("training", "forward", "_output_capturing_hooks_installed"):
-            state[f"{path} {name}"] = vars(part).get(name)
-        for name, child in part._modules.items():
-            state[f"{path} child {name}"] = id(child)
-        config = getattr(part, "config", None)
-        if config is not None:
-            state[f"{path} config"] = repr(sorted(vars(config).items(), key=str))
-    for path, weight in hooks.parts_of(module).items():
-        for name, tensor in (weight._parameters | weight._buffers).items():
-            if tensor is not None:
-                state[f"{path} weight {name}"] = _weight(tensor)
-    return state
+def _asking(entry: Entry) -> Callable[[hs.Model], Any]:
+    return lambda model: entry.run(Subject.of(model))
 
 
-def _weight(tensor: torch.Tensor) -> tuple[Any, ...]:
-    values = tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
-    return (
-        id(tensor),
-        tensor.data_ptr(),
-        tensor.dtype,
-        tensor.requires_grad,
-        tensor.grad,
-        hash(values),
-    )
+QUESTIONS |= {word: _asking(entry) for word, entry in ENTRIES.items()}

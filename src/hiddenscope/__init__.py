@@ -22,6 +22,7 @@ from hiddenscope.catalog import PUBLIC
 
 # The same names for type checkers; tests/unit/test_public.py prints what is missing.
 if TYPE_CHECKING:
+    from hiddenscope import testing as testing
     from hiddenscope.analyses.anatomy import anatomy as anatomy
     from hiddenscope.analyses.attention import attention as attention
     from hiddenscope.analyses.circuit import circuit as circuit
@@ -112,6 +113,8 @@ sys.modules[__name__].__class__ = _Public
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
+        if name == "testing":
+            return import_module(f"{__name__}.testing")
         if name not in PUBLIC:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = getattr(import_module(f"{__name__}.{PUBLIC[name]}"), name)

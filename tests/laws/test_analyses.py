@@ -13,7 +13,8 @@ import torch
 import hiddenscope as hs
 from hiddenscope.catalog import ANALYSES, ANALYSIS
 from hiddenscope.testing import tiny_model, tiny_tokenizer
-from labs.fuzz.questions import QUESTIONS, asked_model, state_of
+from hiddenscope.testing.untouched import state_of
+from labs.fuzz.questions import QUESTIONS, asked_model
 from tests.conformance.analyses import LAWS, Subject
 from tests.registry import ENTRIES, IDS
 

@@ -6,6 +6,9 @@ that every analysis must pass.
 ('GPT2LMHeadModel', True)
 """
 
+from hiddenscope.testing.checks import CHECKS as CHECKS
+from hiddenscope.testing.checks import check_analysis as check_analysis
+from hiddenscope.testing.entries import Entry as Entry
 from hiddenscope.testing.models import build as build
 from hiddenscope.testing.models import families as families
 from hiddenscope.testing.models import identity_block as identity_block
@@ -14,3 +17,5 @@ from hiddenscope.testing.models import nan_weight as nan_weight
 from hiddenscope.testing.models import tiny_model as tiny_model
 from hiddenscope.testing.models import tiny_tokenizer as tiny_tokenizer
 from hiddenscope.testing.stores import tiny_store as tiny_store
+from hiddenscope.testing.subjects import SUBJECTS as SUBJECTS
+from hiddenscope.testing.subjects import Subject as Subject

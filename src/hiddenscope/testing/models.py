@@ -181,7 +181,7 @@ def identity_block(module: nn.Module, block: int = 1) -> str:
     >>> identity_block(tiny_model("gpt2"), block=2)
     'transformer.h.1'
     """
-    path = _block_path(module, block)
+    path = block_path(module, block)
     with torch.no_grad():
         for weight in module.get_submodule(path).parameters():
             weight.zero_()
@@ -196,7 +196,7 @@ def nan_weight(module: nn.Module, block: int = 1) -> str:
     >>> nan_weight(tiny_model("gpt2"))
     'transformer.h.0.attn.c_attn.weight'
     """
-    path = _block_path(module, block)
+    path = block_path(module, block)
     weights = module.get_submodule(path).named_parameters()
     name, matrix = next((name, weight) for name, weight in weights if weight.ndim >= 2)
     with torch.no_grad():
@@ -242,10 +242,75 @@ def _table() -> dict[str, Any]:
     return table
 
 
-def _block_path(module: nn.Module, block: int) -> str:
-    """Return the path of a block in the outermost list of the module."""
+def block_path(module: nn.Module, block: int) -> str:
+    """Return the path of a block in the outermost list of the module.
+
+    Blocks are counted from 1, and -1 is the last. Of several lists, as in an
+    encoder-decoder, the last is taken for -1 and the first for others.
+    """
     lists = []
     for path, part in module.named_modules():
-        if isinstance(part, nn.ModuleList) and len(part) >= block:
+        if isinstance(part, nn.ModuleList) and len(part) >= abs(block):
             lists.append(path)
-    return f"{min(lists, key=lambda path: path.count('.'))}.{block - 1}"
+    if block > 0:
+        return f"{min(lists, key=lambda path: path.count('.'))}.{block - 1}"
+    path = min(reversed(lists), key=lambda path: path.count("."))
+    count = len(module.get_submodule(path))  # type: ignore[arg-type]
+    return f"{path}.{count + block}"
+
+
+class PlainGPT(nn.Module):
+    """A small GPT in plain PyTorch, as people write one: no config, no
+    `hidden_states`, and logits of minus infinity for words that no tokenizer has.
+
+    >>> PlainGPT()(torch.tensor([[5, 6]])).shape
+    torch.Size([1, 2, 128])
+    """
+
+    def __init__(self, seed: int = 0, words: int = 128, width: int = 32) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.tokens = nn.Embedding(words, width)
+            self.positions = nn.Embedding(64, width)
+            self.blocks = nn.ModuleList(_PlainBlock(width) for _ in range(LAYERS))
+            self.norm = nn.LayerNorm(width)
+            self.head = nn.Linear(width, words, bias=False)
+            for norm in self.modules():
+                if isinstance(norm, nn.LayerNorm):
+                    nn.init.normal_(norm.weight, 1.0, 0.1)
+        unused = torch.zeros(words)
+        unused[120:] = float("-inf")
+        self.register_buffer("unused", unused, persistent=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return the logits of every token."""
+        places = torch.arange(ids.shape[1], device=ids.device)
+        states = self.tokens(ids) + self.positions(places)
+        for block in self.blocks:
+            states = block(states)
+        logits: Tensor = self.head(self.norm(states)) + self.unused
+        return logits
+
+
+class _PlainBlock(nn.Module):
+    """A block with two heads."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.before_attention = nn.LayerNorm(width)
+        self.joined = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.before_mlp = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+        )
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Return the states after attention and MLP."""
+        joined = self.joined(self.before_attention(states))
+        q, k, v = joined.unflatten(-1, (6, -1)).transpose(1, 2).chunk(3, 1)
+        read = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        states = states + self.out(read.transpose(1, 2).flatten(2))
+        mixed: Tensor = states + self.mlp(self.before_mlp(states))
+        return mixed

@@ -14,7 +14,7 @@ from labs.fuzz.questions import asked_model
 from tests.registry import IDS, faulty
 from tests.slices import THOROUGH
 from tests.unit.analyses.planted import plain_llama
-from tests.untouched import (
+from hiddenscope.testing.untouched import (
     assert_interrupts_leave_nothing,
     assert_never_changed,
     assert_others_get_their_numbers,

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from labs.fuzz.questions import QUESTIONS, asked_model, state_of
+from hiddenscope.testing.untouched import state_of
+from labs.fuzz.questions import QUESTIONS, asked_model
 from tests.slices import sliced
 
 BLOCK = "model.layers.1"

@@ -6,7 +6,7 @@ import torch
 import hiddenscope as hs
 from hiddenscope.errors import ArgumentError
 from hiddenscope.testing import tiny_model, tiny_tokenizer
-from tests.untouched import state_of
+from hiddenscope.testing.untouched import state_of
 
 IDS = [[5, 6, 7], [8, 9, 10, 11]]
 
