@@ -10,15 +10,15 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutput
 
 import hiddenscope as hs
-from labs.fuzz.questions import asked_model
-from tests.registry import IDS, faulty
-from tests.slices import THOROUGH
-from tests.unit.analyses.planted import plain_llama
 from hiddenscope.testing.untouched import (
     assert_interrupts_leave_nothing,
     assert_never_changed,
     assert_others_get_their_numbers,
 )
+from labs.fuzz.questions import asked_model
+from tests.registry import IDS, faulty
+from tests.slices import THOROUGH
+from tests.unit.analyses.planted import plain_llama
 
 PLAIN: Any = plain_llama()
 

@@ -118,7 +118,7 @@ def check_a_chat_is_its_text(entry: Entry, subject: Subject) -> None:
 @law()
 def check_a_batch_is_its_texts(entry: Entry, subject: Subject) -> None:
     """What is told of each token in a batch is told of it alone."""
-    texts = entry.arguments(subject).get("texts")
+    texts: Any = entry.arguments(subject).get("texts")
     only_if(_are_strings(texts), "it takes no texts")
     whole = data_of(answered(entry, subject))
     only_if(
@@ -154,7 +154,7 @@ def _of_tokens(
 @law()
 def check_the_order_of_texts(entry: Entry, subject: Subject) -> None:
     """Texts in another order give the same, in that order."""
-    texts = entry.arguments(subject).get("texts")
+    texts: Any = entry.arguments(subject).get("texts")
     only_if(_are_strings(texts) and len(texts) > 1, "it takes no texts")
     whole = data_of(answered(entry, subject))
     turned = data_of(asked(entry, subject, texts=texts[::-1]))
@@ -188,15 +188,15 @@ def check_a_second_call(entry: Entry, subject: Subject) -> None:
 def check_the_seed_decides(entry: Entry, subject: Subject) -> None:
     """No generator of the user's decides, or is moved; a seed does."""
     first = answered(entry, subject)
-    before = torch.get_rng_state(), np.random.get_state()[1]
+    before = torch.get_rng_state()
     torch.manual_seed(991)
     np.random.seed(992)
-    moved = torch.get_rng_state(), np.random.get_state()[1]
+    moved: Any = (torch.get_rng_state(), np.random.get_state(legacy=True)[1])
     try:
         again = asked(entry, subject)
-        after = torch.get_rng_state(), np.random.get_state()[1]
+        after: Any = (torch.get_rng_state(), np.random.get_state(legacy=True)[1])
     finally:
-        torch.set_rng_state(before[0])
+        torch.set_rng_state(before)
         np.random.seed(0)
     none_of(differences(first, again), "with other global seeds")
     hold(torch.equal(moved[0], after[0]), "torch's generator was moved")
