@@ -388,6 +388,7 @@ ENTRIES: dict[str, Entry] = {
     ),
     "probe": Entry(
         hs.probe,
+        tolerance=0.05,  # descent stops where the gradient is 1e-4 of what it was
         results=(
             lambda: hs.probe(tiny("llama"), CLASSES),
             lambda: hs.probe(
@@ -409,6 +410,7 @@ ENTRIES: dict[str, Entry] = {
     "features": Entry(
         hs.features,
         lambda subject: {"dictionary": subject.dictionary},
+        of_all_texts=("unexplained",),
         results=(
             lambda: hs.features(tiny("llama"), [TEXT, OTHER], "pca", site="layer.1"),
             lambda: hs.features(tiny("llama"), MANY, "random", site="layer.2.mlp"),

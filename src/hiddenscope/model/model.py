@@ -611,6 +611,7 @@ class Model:
             base_weights=base_weights,
             adapters=adapters,
             quantisation=notes["quantisation"],
+            causal=selected.causal,
         )
 
 

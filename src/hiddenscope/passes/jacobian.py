@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from hiddenscope.errors import SiteError
 from hiddenscope.modules import autograd, hooks
 from hiddenscope.modules.quantised import refuse_gradients
 from hiddenscope.passes.edit import is_in_stream
@@ -173,6 +174,13 @@ def tape(
     stops = not logits and not hooks.is_offloaded(model.module)
 
     def watch(site: Site) -> hooks.Watch:
+        if site.is_inner:
+            raise SiteError(
+                f"No influence is measured at {site}",
+                "it lies inside a branch, and gradients are taken in the stream and of"
+                " what is added to it",
+                "Name a layer, attn, cross, mid, mlp or final.",
+            )
         tap = model.anatomy.taps[site]
         tokens = batch.of_stack(site.stack).ids.shape[1]
         is_whole = not site.part and is_in_stream(model.anatomy, site)

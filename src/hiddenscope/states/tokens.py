@@ -166,7 +166,8 @@ class Source:
     token, `reported` the site that each entry of Hugging Face's `hidden_states` was
     proved to be ("" for none). `quantisation` names the scheme of quantised weights. Of
     a model with `adapters`, `weights` is the hash of everything and `base_weights` that
-    of the model below them.
+    of the model below them. `causal` tells whether its tokens see earlier ones only;
+    None where states were stored before this was kept.
 
     >>> source = Source("gpt2", dtype="float32")
     >>> Source.from_json(source.to_json()) == source
@@ -188,6 +189,7 @@ class Source:
     quantisation: str = ""
     base_weights: str = ""
     adapters: tuple[AdapterSource, ...] = ()
+    causal: bool | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "versions", dict(self.versions))

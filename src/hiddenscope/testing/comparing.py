@@ -8,9 +8,6 @@ import xarray
 
 from hiddenscope.testing.entries import data_of
 
-# Of the largest number of a variable: two ways to round in float32 differ by less.
-ROUNDING = 2e-3
-
 
 def differences(
     expected: Any,

@@ -20,6 +20,9 @@ from hiddenscope.testing.subjects import Subject
 
 Ask = Callable[[Subject], Mapping[str, Any]]
 
+# Of the largest number of a variable: two ways to round in float32 differ by less.
+ROUNDING = 2e-3
+
 # What is asked of a subject where an analysis requires a parameter of this kind.
 _BY_KIND: dict[str, Ask] = {
     "text": lambda subject: {"": subject.texts[0]},
@@ -46,11 +49,16 @@ class Entry:
     `ask` gives the arguments, by name, that differ from what the kinds of the required
     parameters say. `function` is called with them alone. `measures_rounding` are the
     variables that are rounding errors: they are not the same in another dtype.
+    `of_all_texts` are those of a token that the other texts have a part in, such as a
+    share of the variance of all. `tolerance` is how near float32 is to float64, as the
+    analysis states: fits that stop early are less near than sums.
     """
 
     function: Callable[..., Any]
     ask: Ask = nothing
     measures_rounding: tuple[str, ...] = ()
+    of_all_texts: tuple[str, ...] = ()
+    tolerance: float = ROUNDING
 
     @property
     def word(self) -> str:

@@ -121,8 +121,9 @@ def default_pool(
 
     In a decoder it is the last token, the only one that has seen the whole text. In an
     encoder every token sees it, and the last is often a separator: there it is the mean
-    over tokens, or what the model's folder of sentence-transformers says. States tell
-    an encoder by the classification token of its tokenizer.
+    over tokens, or what the model's folder of sentence-transformers says. States say
+    themselves which they are; older ones tell an encoder by the classification token of
+    its tokenizer.
 
     >>> from hiddenscope.model import load
     >>> from hiddenscope.testing import tiny_model
@@ -145,10 +146,12 @@ def default_pool(
     stored_as = pooled_as(source)
     if stored_as is not None:
         return stored_as
-    cls = getattr(getattr(source, "source", None), "cls", None)
-    if source.sites[0].stack == "encoder" or cls is not None:
-        return SINKLESS
-    return "last"
+    origin = getattr(source, "source", None)
+    causal = getattr(origin, "causal", None)
+    if causal is None:
+        has_cls = getattr(origin, "cls", None) is not None
+        causal = source.sites[0].stack != "encoder" and not has_cls
+    return "last" if causal else SINKLESS
 
 
 def single_site(pattern: str | Site | None, selected: Sequence[Site]) -> Site:

@@ -17,7 +17,12 @@ from hiddenscope.results import Result
 from hiddenscope.results.dataset import Variables, to_dataset
 from hiddenscope.sites import PARTS, Site
 
-COLUMNS = ("entry", "difference", "module", "kind")
+COLUMNS = {
+    "entry": "entry of hidden_states",
+    "difference": "largest difference from it",
+    "module": "where it is read",
+    "kind": "kind of the block",
+}
 
 
 def describe_parts(model: ModelLike) -> Result:
@@ -68,8 +73,8 @@ def describe_parts(model: ModelLike) -> Result:
             rows.append((str(site), entry, difference, str(tap), kind))
     sites, *columns = zip(*rows, strict=True)
     variables: Variables = {}
-    for name, column in zip(COLUMNS, columns, strict=True):
-        variables[name] = "site", np.array(column), {}
+    for (name, words), column in zip(COLUMNS.items(), columns, strict=True):
+        variables[name] = "site", np.array(column), {"long_name": words}
     report = AnatomyReport(
         model_class=type(model.module).__name__,
         stacks=stacks,

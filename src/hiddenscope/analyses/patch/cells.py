@@ -18,6 +18,7 @@ from hiddenscope.causes.encoding import EncodedContrast
 from hiddenscope.causes.measures import MEASURES, Into, LogitMeasures
 from hiddenscope.errors import PassError, TextError
 from hiddenscope.model import Model
+from hiddenscope.modules import autograd
 from hiddenscope.passes import record
 from hiddenscope.passes.sweep import (
     Patch,
@@ -151,8 +152,9 @@ def patch_contrast(
         run = record(model, base.inputs, recorded, logits=True, grad=True)
         assert run.logits is not None
         live = [run.live[site] for site in recorded]
-        difference = measures.difference(run.logits[cells.at].double())
-        gradients = torch.autograd.grad(difference, live, allow_unused=True)
+        with autograd.restored(inference=False), torch.enable_grad():
+            difference = measures.difference(run.logits[cells.at].double())
+            gradients = torch.autograd.grad(difference, live, allow_unused=True)
         by_site = dict(zip(recorded, gradients, strict=True))
         estimates = np.where(cells.paired, 0.0, np.nan)
         for cell, (patch,) in cells.variants.items():

@@ -17,7 +17,7 @@ from hiddenscope.testing.checks.law import (
     none_of,
     only_if,
 )
-from hiddenscope.testing.comparing import ROUNDING, differences
+from hiddenscope.testing.comparing import differences
 from hiddenscope.testing.entries import Entry, data_of
 from hiddenscope.testing.subjects import Subject
 
@@ -129,7 +129,16 @@ def check_a_batch_is_its_texts(entry: Entry, subject: Subject) -> None:
         alone = data_of(asked(entry, subject, texts=[text]))
         part = rows_of(whole, number)
         only_if(part is not None, "it tells nothing of a text")
-        none_of(_of_tokens(part, rows_of(alone, 0), tolerance), f"text {number} alone")
+        none_of(
+            differences(
+                part,
+                rows_of(alone, 0),
+                tolerance,
+                apart=entry.of_all_texts,
+                labels=False,
+            ),
+            f"text {number} alone",
+        )
 
 
 def rows_of(data: xarray.Dataset, text: int) -> Any:
@@ -145,12 +154,6 @@ def rows_of(data: xarray.Dataset, text: int) -> Any:
     return part[[name for name in part.data_vars if along in part[name].dims]]
 
 
-def _of_tokens(
-    first: xarray.Dataset, second: xarray.Dataset, tolerance: float
-) -> list[str]:
-    return differences(first, second, tolerance, labels=False)
-
-
 @law()
 def check_the_order_of_texts(entry: Entry, subject: Subject) -> None:
     """Texts in another order give the same, in that order."""
@@ -163,7 +166,10 @@ def check_the_order_of_texts(entry: Entry, subject: Subject) -> None:
     for number in range(len(texts)):
         first, second = rows_of(whole, number), rows_of(turned, last - number)
         if first is not None and first.data_vars:
-            none_of(_of_tokens(first, second, tolerance), f"text {number} reversed")
+            none_of(
+                differences(first, second, tolerance, labels=False),
+                f"text {number} reversed",
+            )
     if entry.is_random:
         return
     of_all = [
@@ -234,6 +240,6 @@ def check_stored_states_are_the_model(entry: Entry, subject: Subject) -> None:
         changes["data"] = arguments["data"][1]
     found = asked(entry, subject, **changes)
     none_of(
-        differences(answered(entry, subject), found, ROUNDING, labels=False),
+        differences(answered(entry, subject), found, entry.tolerance, labels=False),
         "stored states",
     )

@@ -18,8 +18,8 @@ from hiddenscope.testing.checks.law import (
     none_of,
     only_if,
 )
-from hiddenscope.testing.comparing import ROUNDING, differences
-from hiddenscope.testing.entries import Entry, data_of, outcome
+from hiddenscope.testing.comparing import differences
+from hiddenscope.testing.entries import ROUNDING, Entry, data_of, outcome
 from hiddenscope.testing.subjects import Subject
 
 # A bfloat16 has eight bits; sums of rounded states are off by several of them.
@@ -37,7 +37,7 @@ def check_float64_agrees(entry: Entry, subject: Subject) -> None:
         differences(
             expected,
             answered(entry, subject),
-            ROUNDING,
+            entry.tolerance,
             apart=entry.measures_rounding,
             labels=False,
         ),
@@ -100,7 +100,7 @@ def check_scale_changes_nothing(entry: Entry, subject: Subject) -> None:
         if variable.dtype.kind == "f" and name not in entry.measures_rounding:
             off = _off_every_power(variable.to_numpy(), found[name].to_numpy(), factor)
             hold(
-                off <= 10 * ROUNDING,
+                off <= 10 * entry.tolerance,
                 f"{name} of a stream {factor:g} times as large is off by {off:.3g}",
             )
 
