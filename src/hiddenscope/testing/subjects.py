@@ -114,7 +114,7 @@ class Subject:
         if self.dtype != torch.float32:
             module = module.to(self.dtype)
         module = module.to(self.device)
-        config = getattr(module, "config", None)
+        config: Any = getattr(module, "config", None)
         if getattr(config, "is_encoder_decoder", False):
             config.decoder_start_token_id = 1
         return module

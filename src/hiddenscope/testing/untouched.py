@@ -33,7 +33,7 @@ Place = tuple[str, str]
 """The file and the name of a function."""
 
 PACKAGE = str(Path(hs.__file__).parent)
-TRACED = (
+TRACED: tuple[str, ...] = (
     PACKAGE,
     str(Path(torch.__file__).parent / "nn"),
     str(Path(transformers.__file__).parent / "models"),
@@ -67,7 +67,7 @@ def tracing(tracer: Callable[[FrameType, str, Any], Any]) -> Iterator[None]:
         yield
     finally:
         sys.settrace(before[0])
-        threading.settrace(before[1])  # type: ignore[arg-type]
+        threading.settrace(before[1])
 
 
 class Instants:
@@ -101,7 +101,7 @@ def assert_never_changed(ask: Ask, modules: Sequence[nn.Module]) -> None:
                 (table, name, tensor)
                 for name, tensor in table.items()
                 if tensor is not None
-            ]  # type: ignore[misc]
+            ]
         if hasattr(part, "config"):
             configs[id(part.config)] = part.config
 

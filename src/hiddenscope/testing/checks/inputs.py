@@ -80,7 +80,7 @@ def check_inputs_are_strings(entry: Entry, subject: Subject) -> None:
     ]
     only_if(names, "it takes no strings")
     targets = arguments.get("targets")
-    changes = {
+    changes: dict[str, Any] = {
         name: subject.model.encode(arguments[name], targets=targets) for name in names
     }
     if targets is not None:
