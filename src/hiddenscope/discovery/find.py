@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import count, filterfalse
+from itertools import count, filterfalse, pairwise
 from typing import Any
 
 import torch
@@ -52,6 +53,7 @@ from hiddenscope.discovery.proof import (
     chains,
     differs,
     fitting_layout,
+    interrupted_chains,
     model_type,
     prove,
     prove_by_cuts,
@@ -90,6 +92,7 @@ SHORTEST_WINDOW = 3
 INSIDE_SHAPES = (TrialShape(3, 7, 5), TrialShape(5, 11, 13))
 HIDING_KERNELS = ("flash_attention", "flex_attention", "paged", "kernels-community")
 
+INTERRUPTED = "its output is changed before the next block takes it in"
 NO_PROJECTION = "what it adds is not the output of a module with one input"
 NOT_ADDITIVE = "what the parts of its last module's input add do not add up"
 NO_ATTENTION = (
@@ -304,6 +307,12 @@ def _first_proved(
             ) from None
         except Unproved as unproved:
             refused.append((chain, str(unproved)))
+    if stacks == 1 and traced.reports():
+        for chain in interrupted_chains(module, traced):
+            # What comes between two blocks may add what no block has seen.
+            with suppress(Unproved):
+                prove_by_cuts(module, chain, traced)
+                return chain, prove(module, chain, traced)
     reason = "no list of blocks in it is run one after another"
     if refused:
         reason = _why_none(refused, stacks - len(taken))
@@ -356,7 +365,13 @@ def _dissect(module: nn.Module, stack: _TrialStack) -> list[Block]:
         return [Block(call.path, "other", refused=reason) for call in chain.blocks]
     layout = proof.taps[0].layout
     blocks = []
-    for call, tap, value in zip(chain.blocks, proof.taps, chain.values, strict=False):
+    taps = pairwise(proof.taps)
+    for call, (tap, after), value in zip(
+        chain.blocks, taps, chain.values, strict=False
+    ):
+        if after.side == "input":
+            blocks.append(Block(call.path, "other", refused=INTERRUPTED))
+            continue
         into = layout.states(value, traced.tokens)
         scales = _scales(module.get_submodule(call.path))
         blocks.append(dissect(call, tap, traced, into, layout, scales))

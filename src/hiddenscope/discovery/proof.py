@@ -187,6 +187,34 @@ def _chain(first: Call, run: Sequence[Call]) -> Chain:
     return Chain(tuple(taps), tensors, tuple(run))
 
 
+def interrupted_chains(module: nn.Module, trace: Trace) -> Iterator[Chain]:
+    """Yield whole lists of blocks with something other than a block in between.
+
+    RWKV halves its state after every sixth block, DeBERTa v2 adds a convolution after
+    the first. There a layer is what the next block takes in.
+    """
+    lists = defaultdict(list)
+    for call in block_calls(module, trace, 1):
+        lists[call.path.rpartition(".")[0]].append(call)
+    for path, run in lists.items():
+        children = [name for name, _ in module.get_submodule(path).named_children()]
+        if [call.path for call in run] != [f"{path}.{name}" for name in children]:
+            continue
+        chain = _chain(run[0], run)
+        taps, values = list(chain.taps), list(chain.values)
+        for call in trace.calls:
+            # What comes between the blocks may read this, too.
+            if call.left < run[0].entered and same(call.out, values[0]):
+                taps[0] = Tap(call.path, call.number, "output")
+                break
+        for k, call in enumerate(run[1:], 1):
+            if call.into is not None and not same(call.into, values[k]):
+                taps[k] = Tap(call.path, call.number, "input")
+                values[k] = call.into
+        if len({value.shape for value in values}) == 1:
+            yield Chain(tuple(taps), tuple(values), chain.blocks)
+
+
 class Unproved(Exception):
     """The reason why a chain is not a stack of the model."""
 

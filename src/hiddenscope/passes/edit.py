@@ -194,7 +194,8 @@ def is_in_stream(anatomy: Anatomy, site: Site) -> bool:
     """Tell whether the residual stream does not go past the place a site is seen at."""
     stack = anatomy.stack(site)
     entry = stack.proof.taps[0]
-    return anatomy.taps[site] != entry or entry.path == stack.blocks[0].path
+    is_whole = entry.side == "output" or entry.path == stack.blocks[0].path
+    return is_whole or anatomy.taps[site] != entry
 
 
 def _is_at_norm(anatomy: Anatomy, site: Site) -> bool:

@@ -196,8 +196,9 @@ def _try_skipping(model: PassModel, name: str | None, padded: bool) -> SkipTrial
     Each resumed pass must be the full pass.
     """
     stack = model.anatomy.stack_named(name)
-    if stack.proof.taps[0].path != stack.blocks[0].path:
-        return SkipTrial(refused="its blocks are not modules of their own")
+    paths = [block.path for block in stack.blocks]
+    if [tap.path for tap in stack.proof.taps] != [paths[0], *paths]:
+        return SkipTrial(refused="its layers are not what its blocks give back")
     inputs = trial_inputs(model, padded=padded)
     has_cache = "use_cache" in accepts(model.module)
     # By layer, in the order of the pass.
