@@ -95,19 +95,19 @@ def integer(value: object, name: str, lower_bound: int) -> int:
 def explaining(
     function: Callable[..., Any],
     skip: int = 0,
-    check: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None,
+    prepare: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...]] | None = None,
 ) -> Callable[..., Any]:
     """Wrap a function so that it explains wrong arguments.
 
-    The first `skip` arguments (self, cls) are not looked at. `check` may refuse
-    arguments before the call.
+    The first `skip` arguments (self, cls) are not looked at. `prepare` may refuse
+    arguments before the call, or exchange them.
     """
     explain = _explain
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if check is not None:
-            check(args, kwargs)
         try:
+            if prepare is not None:
+                args = prepare(args, kwargs)
             return function(*args, **kwargs)
         except Exception as error:
             explain(function, args, kwargs, skip, error)

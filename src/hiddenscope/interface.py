@@ -39,7 +39,7 @@ from typing import (
 
 from hiddenscope.arguments import explaining, integer, shown
 from hiddenscope.catalog import ANALYSIS, PUBLIC
-from hiddenscope.errors import ArgumentError
+from hiddenscope.errors import ArgumentError, PassError
 from hiddenscope.states.pooling import CHOICES, NAMES, SCORE_POOLINGS
 
 Kind: TypeAlias = Literal[
@@ -145,22 +145,70 @@ class Parameter:
 
 
 @dataclass(frozen=True)
+class Need:
+    """What an analysis needs of an `anatomy`, and what is said where it is missing."""
+
+    is_met: Callable[[Any], bool]
+    reason: str
+    remedy: str
+
+    def refusal(self, verb: str, name: str) -> PassError:
+        """Return the error about a model that lacks this."""
+        return PassError(f"Cannot {verb} {name}", self.reason, self.remedy)
+
+
+HEAD = Need(
+    lambda anatomy: anatomy.makes_logits,
+    "it has no head, and makes no logits",
+    "Give a language model; in Python, load it with task='causal-lm', 'masked-lm' or"
+    " 'seq2seq-lm'.",
+)
+ONE_STACK = Need(
+    lambda anatomy: len(anatomy.stacks) == 1,
+    "it has an encoder and a decoder",
+    "Give a model with one stack, or use hs.lens or hs.patch.",
+)
+CAUSAL = Need(
+    lambda anatomy: anatomy.stacks[-1].causal,
+    "it sees the whole text and predicts no next token",
+    "Give a causal model, or use hs.lens or hs.patch.",
+)
+
+
+@dataclass(frozen=True)
 class Description:
     """What can be asked of an analysis besides its model, and how it introduces itself.
 
-    With `states`, stored states can be asked in place of a model. An analysis that
-    needs next-token logits has a `verb_if_head_needed`, for the error about a model
-    without a head: "Cannot patch ...". `details` end the help of the command. `action`
-    names it in a menu, and `promise` tells the reader of an empty page what the answer
-    will show.
+    With `states`, stored states can be asked in place of a model. `needs` are what the
+    model must have, and the error about one that lacks it says the `verb`: "Cannot
+    patch ...". Where the argument `directed` is a direction, no head is needed. With
+    `changes`, states are changed, and a site at which they cannot be is refused as
+    `hs.edit` refuses it. `details` end the help of the command. `action` names it in a
+    menu, and `promise` tells the reader of an empty page what the answer will show.
     """
 
     parameters: tuple[Parameter, ...] = ()
     states: bool = False
-    verb_if_head_needed: str = ""
+    needs: tuple[Need, ...] = ()
+    verb: str = ""
+    directed: str = ""
+    changes: bool = False
     details: str = ""
     action: str = ""
     promise: str = ""
+
+    def require(self, model: Any, arguments: Mapping[str, Any]) -> None:
+        """Refuse a model that lacks what is needed, before anything is computed."""
+        for need in self.needs:
+            if need is HEAD and self.is_directed(arguments):
+                continue
+            if not need.is_met(model.anatomy):
+                raise need.refusal(self.verb, model.name)
+
+    def is_directed(self, arguments: Mapping[str, Any]) -> bool:
+        """Tell whether a direction, or its name, takes the place of an answer."""
+        value = arguments.get(self.directed)
+        return hasattr(value, "vector_at") or str(value).startswith("feature:")
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -188,22 +236,32 @@ def ask(
 def analysis(**details: Any) -> Callable[[Function], Function]:
     """Declare a function as an analysis; `details` are fields of `Description`.
 
-    Integers are held to their bounds before the analysis begins, and what else is wrong
-    with an argument is said in one sentence when it fails.
+    Integers are held to their bounds and the model to its `needs` before the analysis
+    begins, and what else is wrong with an argument is said in one sentence when it
+    fails.
     """
 
     def declare(function: Function) -> Function:
-        parameters = tuple(declared(function))
-        signature = inspect.signature(function)
+        description = Description(tuple(declared(function)), **details)
+        names = list(inspect.signature(function).parameters)
 
-        def check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            arguments = dict(zip(signature.parameters, args, strict=False))
-            arguments |= kwargs
-            for parameter in parameters:
+        def prepare(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+            arguments = dict(zip(names, args, strict=False)) | kwargs
+            for parameter in description.parameters:
                 _check(parameter, arguments.get(parameter.name))
+            if not description.needs or names[0] not in arguments:
+                return args
+            # Its module imports torch, as does whatever asks.
+            as_model = import_module("hiddenscope.model").as_model
+            model = as_model(arguments[names[0]])
+            description.require(model, arguments)
+            if names[0] in kwargs:
+                kwargs[names[0]] = model
+                return args
+            return model, *args[1:]
 
-        wrapper: Any = readable(explaining(function, check=check))
-        wrapper.description = Description(parameters, **details)
+        wrapper: Any = readable(explaining(function, prepare=prepare))
+        wrapper.description = description
         return cast(Function, wrapper)
 
     return declare

@@ -288,7 +288,7 @@ def kept(true: TrueEdges, circuits: Sequence[Marks]) -> list[float]:
     """
     model = true.known.model
     contrast = contrast_of(true.known, true.pair)
-    (encoded,) = ask_contrasts(model, contrast, "run the circuit of").encodings
+    (encoded,) = ask_contrasts(model, contrast).encodings
     effects = Effects(model, Wiring.of(model), encoded, "clean")
     changed = np.stack([true.possible & ~circuit for circuit in circuits])
     logits = rewire(model, effects.stepper, effects.runs, changed)

@@ -53,6 +53,7 @@ def answer(request: Header, models: Models, preview: Preview) -> StoredResult:
     else:
         source = models.get(request["model"])
     arguments = dict(request["arguments"])
+    describe(word).require(source, arguments)
     for parameter in form_parameters(ANALYSIS[word]):
         if arguments.get(parameter.name) is not None:
             arguments[parameter.name] = _convert(models, source, parameter, arguments)

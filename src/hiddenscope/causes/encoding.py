@@ -4,9 +4,9 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 from hiddenscope.causes.contrast import AnswerPair, Contrast, Interchange
-from hiddenscope.errors import PassError, TextError
+from hiddenscope.errors import TextError
 from hiddenscope.model import Model
-from hiddenscope.passes import Inputs, TokenColumns, in_columns, load_with_head
+from hiddenscope.passes import Inputs, TokenColumns, in_columns
 from hiddenscope.passes.text_encoder import notes_on_spaces, text_before, token_after
 from hiddenscope.states.arrays import Ints
 from hiddenscope.texts import number_groups
@@ -80,11 +80,10 @@ class AskedContrasts(NamedTuple):
 def ask_contrasts(
     model: Model,
     contrasts: Contrast | Sequence[Contrast],
-    verb: str,
     *,
     one_form: bool = True,
 ) -> AskedContrasts:
-    """Encode the contrasts of a question; refuse a model without logits."""
+    """Encode the contrasts of a question."""
     asked = [contrasts] if isinstance(contrasts, Contrast) else contrasts
     if (
         not isinstance(asked, list | tuple)
@@ -95,12 +94,6 @@ def ask_contrasts(
             "contrasts must be a Contrast or a list of them",
             f"got {contrasts!r:.60}",
             "Give hs.Contrast(clean, corrupt, answer, other).",
-        )
-    if not model.anatomy.makes_logits:
-        raise PassError(
-            f"Cannot {verb} {model.name}",
-            "it has no head, and makes no logits",
-            load_with_head(model),
         )
     return encode_distinct(model, asked, one_form=one_form)
 

@@ -76,9 +76,6 @@ class Wiring:
     def of(cls, model: Model, neurons: tuple[Site, ...] = ()) -> "Wiring":
         """Return the wiring of a model whose parts are proved, or refuse it."""
         problem = f"Cannot tell the edges of {model.name}"
-        if len(model.anatomy.stacks) > 1:
-            reason = "it has two stacks, and edges are those of one"
-            raise PassError(problem, reason, OTHER_WAYS)
         layouts = []
         writers = [Site(0)]
         readers = []

@@ -108,7 +108,7 @@ def asks(
         word,
         [*parameters, *more],
         details=details,
-        verb_if_head_needed=description.verb_if_head_needed,
+        description=description,
         **options,
     )
 
@@ -120,13 +120,15 @@ def ask(word: str, shared: Shared, arguments: Arguments) -> "hs.Result":
     if isinstance(arguments.get("data"), str):
         columns = [arguments.pop(column.name) for column in COLUMNS]
         arguments["data"] = dataset(arguments["data"], *columns)
-    for parameter in describe(word).parameters:
+    description = describe(word)
+    for parameter in description.parameters:
         if parameter.fields and not parameter.takes_model:
             value = build_value(parameter, None, arguments)
             if arguments.get("more") is not None:
                 value = [value, *contrasts_in(arguments["more"])]
             arguments[parameter.name] = value
     source = source_of(shared, arguments)
+    description.require(source, arguments)
     result: hs.Result = getattr(hs, word)(
         source, **argument_values(word, shared, arguments, source)
     )

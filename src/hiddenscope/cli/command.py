@@ -26,8 +26,9 @@ from hiddenscope.cli.arguments import (
 )
 from hiddenscope.cli.endings import errors_as_messages
 from hiddenscope.cli.options import RESULTS, Shared, shared_parameters, zoo_names
-from hiddenscope.errors import PassError, TextError
+from hiddenscope.errors import TextError
 from hiddenscope.interface import (
+    HEAD,
     TARGETS,
     TRUNCATE,
     Description,
@@ -86,7 +87,7 @@ def command(
     details: str,
     writes: Sequence[str] = RESULTS,
     without: Collection[str] = (),
-    verb_if_head_needed: str = "",
+    description: Description | None = None,
     model_with_states: bool = False,
 ) -> Callable[[Function], Function]:
     """Make a command of a function that takes `shared` and `arguments`.
@@ -125,7 +126,7 @@ def command(
                     arguments = _read(described, values)
                     states = arguments.get("states")
                     if states is None:
-                        _check_models(shared, arguments, verb_if_head_needed)
+                        _check_models(shared, arguments, description)
                     elif model_with_states:
                         check_states(states, {}, {})
                     else:
@@ -190,7 +191,7 @@ def _read(parameters: Sequence[Parameter], values: Arguments) -> Arguments:
 
 
 def _check_models(
-    shared: Shared, arguments: Arguments, verb_if_head_needed: str
+    shared: Shared, arguments: Arguments, description: Description | None
 ) -> None:
     """Refuse what the config of a model shows to be impossible."""
     for model in arguments.get("models") or [shared.model]:
@@ -203,12 +204,10 @@ def _check_models(
                 check_sites(known, sites)
         if "heads" in arguments:
             check_attention(known, arguments["layers"], arguments["heads"])
-        if verb_if_head_needed and known.headless:
-            raise PassError(
-                f"Cannot {verb_if_head_needed} {known.name}",
-                "it has no head, a module that makes logits",
-                "Give a language model: --model NAME.",
-            )
+        if description is None or not known.headless or HEAD not in description.needs:
+            continue
+        if not description.is_directed(arguments):
+            raise HEAD.refusal(description.verb, known.name)
 
 
 # What a shell completes.

@@ -8,7 +8,7 @@ in what the last branch before it adds, so that the stream changes too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -162,6 +162,27 @@ def plan(anatomy: Anatomy, changes: object) -> dict[Site, Change]:
             _require_changeable(anatomy, site)
             planned[site] = at_site(change, site, anatomy.width(site))
     return dict(sorted(planned.items()))
+
+
+def changeable(
+    anatomy: Anatomy, sites: Iterable[Site]
+) -> tuple[list[Site], list[Site]]:
+    """Return the sites whose states can be changed, and those whose cannot.
+
+    If none can, the first is refused.
+    """
+    able: list[Site] = []
+    refused: dict[Site, SiteError] = {}
+    for site in sites:
+        try:
+            _require_changeable(anatomy, site)
+        except SiteError as error:
+            refused[site] = error
+        else:
+            able.append(site)
+    if refused and not able:
+        raise next(iter(refused.values()))
+    return able, list(refused)
 
 
 def _require_changeable(anatomy: Anatomy, site: Site) -> None:

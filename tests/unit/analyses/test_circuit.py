@@ -72,7 +72,7 @@ def rewired(
 ) -> tuple[Floats, float, float]:
     """Return the logit differences with some edges kept, with all, and with none."""
     wiring = Wiring.of(model)
-    (encoded,) = ask_contrasts(model, contrast, "test").encodings
+    (encoded,) = ask_contrasts(model, contrast).encodings
     runs = Runs.of(model, wiring, encoded, "clean")
     logits = rewire(
         model,
@@ -186,7 +186,7 @@ def test_areas_are_those_of_trapezoids() -> None:
 
 def test_prompts_that_test_chose_no_edges() -> None:
     model, contrasts = small(), several(11)
-    asked = ask_contrasts(model, contrasts, "test")
+    asked = ask_contrasts(model, contrasts)
     choosing, testing = _split(asked, np.random.default_rng(0))
     moved = [*contrasts]
     moved[testing[2]] = replace(moved[testing[2]], answer=50)
@@ -217,7 +217,7 @@ def test_groups_are_never_split(tiny: Tiny, groups: int, few: int) -> None:
     contrasts = []
     for number, contrast in enumerate(several(2 * groups)):
         contrasts.append(replace(contrast, group=f"group {number % groups}"))
-    asked = ask_contrasts(tiny("llama"), contrasts, "test")
+    asked = ask_contrasts(tiny("llama"), contrasts)
     seen = set()
     for seed in range(5):
         choosing, testing = _split(asked, np.random.default_rng(seed))
@@ -308,7 +308,7 @@ def test_means_are_those_of_the_last_layer() -> None:
 def test_means_are_over_the_prompts_that_choose() -> None:
     model = small()
     contrasts = several(2)
-    asked = ask_contrasts(model, contrasts, "test")
+    asked = ask_contrasts(model, contrasts)
     (chosen,), (tested,) = _split(asked, np.random.default_rng(0))
     result = hs.circuit(model, contrasts, ablation="mean", random=0)
     # A mean is the same for all that are tested, whatever these write.

@@ -155,7 +155,7 @@ def test_what_a_donor_cannot_give(tiny: Tiny, donor: hs.Model) -> None:
         (other_start, {"data": [("The", " a")]}, TextError, "differently"),
     ):
         check_refused(kind, words, hs.graft, model, of, **{"data": data, **given})
-    words = "needs one causal stack"
+    words = "predicts no next token"
     check_refused(PassError, words, hs.graft, tiny("bert"), donor, data)
 
 

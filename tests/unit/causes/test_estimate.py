@@ -50,7 +50,7 @@ def effects_of(
     into: Any = "corrupt",
     neurons: tuple[Site, ...] = (),
 ) -> Effects:
-    (encoded,) = ask_contrasts(model, contrast, "test").encodings
+    (encoded,) = ask_contrasts(model, contrast).encodings
     return Effects(model, Wiring.of(model, neurons), encoded, into)
 
 

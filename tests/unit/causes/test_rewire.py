@@ -36,7 +36,7 @@ def prepared(
     model: hs.Model, contrast: hs.Contrast = CONTRAST, into: Any = "corrupt"
 ) -> tuple[Stepper, Runs]:
     wiring = Wiring.of(model)
-    (encoded,) = ask_contrasts(model, contrast, "test").encodings
+    (encoded,) = ask_contrasts(model, contrast).encodings
     runs = Runs.of(model, wiring, encoded, into)
     return Stepper(model, runs.base.inputs), runs
 

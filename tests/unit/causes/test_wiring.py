@@ -26,7 +26,6 @@ SLOW = ["gpt2", "qwen3", "opt", "bloom", "gpt_neox", "falcon", "mixtral"]
 PARALLEL = ("gptj", "gpt_neox", "falcon")
 REFUSED = {
     "bert": "block 1 norms the sum of its parts and the stream",
-    "t5": "it has two stacks",
     "mamba": "block 1 adds no attention and MLP to its stream",
     "deepseek_v4": "block 1 adds no attention and MLP to its stream",
     "albert": "block 1",
@@ -35,7 +34,7 @@ REFUSED = {
 
 
 def runs_of(model: hs.Model, *neurons: Site) -> Runs:
-    (encoded,) = ask_contrasts(model, CONTRAST, "test").encodings
+    (encoded,) = ask_contrasts(model, CONTRAST).encodings
     return Runs.of(model, Wiring.of(model, neurons), encoded, "corrupt")
 
 
@@ -107,7 +106,7 @@ def test_prompts_that_do_not_align_are_refused(tiny: Tiny) -> None:
     wiring = Wiring.of(model)
     for corrupt in ([7, 45, 31], [7, 99, 23, 64, 31, 5], [99, 23, 64, 31, 7]):
         contrast = hs.Contrast([7, 99, 23, 64, 31], corrupt, 60, 70)
-        (encoded,) = ask_contrasts(model, contrast, "test").encodings
+        (encoded,) = ask_contrasts(model, contrast).encodings
         with pytest.raises(TextError, match="two prompts that do not align"):
             Runs.of(model, wiring, encoded, "corrupt")
 

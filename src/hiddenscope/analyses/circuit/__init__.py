@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from hiddenscope.causes.contrast import CONTRASTS, Contrast
-from hiddenscope.interface import SEED, analysis, ask
+from hiddenscope.interface import HEAD, ONE_STACK, SEED, analysis, ask
 
 if TYPE_CHECKING:
     from hiddenscope.annotations import ModelLike, Result
 
 
 @analysis(
-    verb_if_head_needed="find a circuit of",
+    needs=(HEAD, ONE_STACK),
+    verb="find a circuit of",
     details="Prints how faithful circuits of every size are; --out circuit.html keeps"
     " the pictures, .csv the numbers.",
 )

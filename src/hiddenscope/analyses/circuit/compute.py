@@ -52,7 +52,7 @@ def find_circuit(
 ) -> Result:
     """Rank the edges on some contrasts, and test circuits of every size on others."""
     model = as_model(model)
-    asked = ask_contrasts(model, contrasts, "find a circuit of", one_form=False)
+    asked = ask_contrasts(model, contrasts, one_form=False)
     wiring = Wiring.of(model)
     generator = np.random.default_rng(seed)
     choosing, testing = _split(asked, generator)

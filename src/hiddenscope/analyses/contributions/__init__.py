@@ -9,7 +9,7 @@ story       what is said and shown
 
 from typing import TYPE_CHECKING, Annotated
 
-from hiddenscope.interface import TARGETS, analysis, ask
+from hiddenscope.interface import CAUSAL, HEAD, TARGETS, analysis, ask
 
 if TYPE_CHECKING:
     from hiddenscope.annotations import (
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 @analysis(
-    verb_if_head_needed="split the logits of",
+    needs=(HEAD, CAUSAL),
+    verb="split the logits of",
+    directed="answer",
     details="Prints the strongest parts; --out contributions.html keeps the picture,"
     " .csv the numbers.",
 )

@@ -20,7 +20,7 @@ from hiddenscope.analyses.contributions.story import ContributionsReport, Strong
 from hiddenscope.directions.direction import Direction
 from hiddenscope.errors import PassError, SiteError
 from hiddenscope.model import Model, ModelLike, as_model
-from hiddenscope.passes import Inputs, Texts, load_with_head
+from hiddenscope.passes import Inputs, Texts
 from hiddenscope.passes.unembed import Unembedding
 from hiddenscope.results import Result
 from hiddenscope.results.dataset import (
@@ -70,12 +70,6 @@ def list_parts(
     """Return what each part adds to the logit of every token of the answer."""
     model = as_model(model)
     direction = answer if isinstance(answer, Direction) else None
-    if direction is None and not model.anatomy.makes_logits:
-        raise PassError(
-            f"Cannot split the logits of {model.name} into parts",
-            "it has no head, and makes no logits",
-            load_with_head(model),
-        )
     stack = check_stack(model)
     question = encode_question(model, text, answer, other, targets)
     last = Site(stack.depth, "", model.anatomy.sites[-1].stack)

@@ -82,10 +82,6 @@ def check_stack(model: Model) -> Stack:
     """Return the stack below the head; refuse one whose parts do not sum up."""
     problem = f"Cannot split the logits of {model.name} into parts"
     stack = model.anatomy.stacks[-1]
-    if not stack.causal:
-        raise PassError(
-            problem, "it sees the whole text and predicts no next token", OTHER_WAYS
-        )
     for number, block in enumerate(stack.blocks, 1):
         reason = ""
         if block.kind == "post-norm":

@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from hiddenscope.causes.contrast import CONTRASTS, Contrast
-from hiddenscope.interface import analysis, ask
+from hiddenscope.interface import HEAD, ONE_STACK, analysis, ask
 
 if TYPE_CHECKING:
     from hiddenscope.annotations import ModelLike, Result
 
 
 @analysis(
-    verb_if_head_needed="tell the edges of",
+    needs=(HEAD, ONE_STACK),
+    verb="tell the edges of",
     details="Prints the strongest edges; --out edges.html keeps the graph, .csv the"
     " numbers.",
 )

@@ -62,7 +62,7 @@ def list_edges(
 ) -> Result:
     """Return the effects of all edges, and the exact ones of some."""
     model = as_model(model)
-    asked = ask_contrasts(model, contrasts, "tell the edges of", one_form=False)
+    asked = ask_contrasts(model, contrasts, one_form=False)
     paths = [paths] if isinstance(paths, str) else paths
     wiring = Wiring.of(model, _neurons(model, paths))
     named = _named(wiring, paths)

@@ -10,14 +10,16 @@ story    what is said and shown
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from hiddenscope.interface import analysis, ask
+from hiddenscope.interface import CAUSAL, HEAD, ONE_STACK, analysis, ask
 
 if TYPE_CHECKING:
     from hiddenscope.annotations import ModelLike, Result, SitePatterns
 
 
 @analysis(
-    verb_if_head_needed="graft into",
+    needs=(HEAD, ONE_STACK, CAUSAL),
+    verb="graft into",
+    changes=True,
     action="Graft another model",
     promise="You will see, layer by layer, what becomes of the answers or of the loss"
     " when blocks of the other model take the place of this one's.",

@@ -15,7 +15,7 @@ from hiddenscope.analyses.graft.story import (
     Share,
     Third,
 )
-from hiddenscope.errors import ModuleError, PassError, TextError
+from hiddenscope.errors import ModuleError, TextError
 from hiddenscope.linear.intervals import wilson
 from hiddenscope.measures.grouped import effective_count, group_sums
 from hiddenscope.measures.permutations import corrected_sign_flip_p
@@ -23,7 +23,17 @@ from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.modules import hooks
 from hiddenscope.modules.adapters import below_adapters
 from hiddenscope.modules.quantised import unpacked_shape
-from hiddenscope.passes import Inputs, Pass, Replace, edit, record, resume, try_skipping
+from hiddenscope.passes import (
+    Inputs,
+    Pass,
+    Replace,
+    Scale,
+    edit,
+    record,
+    resume,
+    try_skipping,
+)
+from hiddenscope.passes.edit import plan
 from hiddenscope.passes.losses import batch_size, measure_losses
 from hiddenscope.passes.text_encoder import text_before, token_after
 from hiddenscope.results import Result
@@ -177,20 +187,8 @@ def _all_runs(
 
 
 def check_models(model: Model, donor: Model) -> None:
-    """Refuse models that make no logits, or that differ in shape, dtype, device or
-    vocabulary.
-    """
+    """Refuse models that differ in shape, dtype, device or vocabulary."""
     problem = f"Cannot graft {donor.name} into {model.name}"
-    if (
-        len(model.anatomy.stacks) > 1
-        or not model.anatomy.stacks[0].causal
-        or model.anatomy.head is None
-    ):
-        raise PassError(
-            problem,
-            "this needs one causal stack and a head that gives logits",
-            "Load it with task='causal-lm'.",
-        )
     remedy = "Give a donor of the same shape, such as another checkpoint of the model."
     # Adapters and packed weights are other ways to compute the same blocks.
     modules = [below_adapters(model.module), below_adapters(donor.module)]
@@ -258,6 +256,7 @@ def _windows(
             f"got {layers!r}",
             "Give one of these.",
         )
+    plan(model.anatomy, dict.fromkeys(selected, Scale(1.0)))
     whole_states = any(site.part in ("", "mid") for site in selected)
     if sites is not None and layers > 1 and whole_states:
         reason = (

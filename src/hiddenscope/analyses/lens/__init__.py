@@ -10,7 +10,7 @@ story    what is said and shown
 from typing import TYPE_CHECKING, Annotated
 
 from hiddenscope.files import PathLike
-from hiddenscope.interface import SITES, TARGETS, TEXTS, analysis, ask
+from hiddenscope.interface import HEAD, SITES, TARGETS, TEXTS, analysis, ask
 
 if TYPE_CHECKING:
     from hiddenscope.annotations import (
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 
 @analysis(
-    verb_if_head_needed="read with a lens",
+    needs=(HEAD,),
+    verb="read with a lens",
     details="Prints the top tokens after the last token, layer by layer; --out"
     " lens.html keeps the whole grid, .csv the numbers. feature:PATH:17 in place of"
     " texts reads feature 17 of the dictionary at PATH.",

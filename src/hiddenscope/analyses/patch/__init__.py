@@ -9,14 +9,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from hiddenscope.causes.contrast import CONTRASTS, Contrast
-from hiddenscope.interface import SITES, analysis, ask
+from hiddenscope.interface import HEAD, SITES, analysis, ask
 
 if TYPE_CHECKING:
     from hiddenscope.annotations import ModelLike, Result, SitePatterns
 
 
 @analysis(
-    verb_if_head_needed="patch",
+    needs=(HEAD,),
+    verb="patch",
+    changes=True,
     details="Prints where the answer is carried; --out patch.html keeps the picture,"
     " .csv the numbers.",
 )

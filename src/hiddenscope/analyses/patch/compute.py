@@ -33,7 +33,7 @@ from hiddenscope.causes.measures import Into
 from hiddenscope.errors import SiteError, TextError
 from hiddenscope.measures.grouped import reach_of_all, standard_error
 from hiddenscope.model import Model, ModelLike, as_model
-from hiddenscope.passes.edit import plan as changeable
+from hiddenscope.passes.edit import changeable
 from hiddenscope.results import Result
 from hiddenscope.results.dataset import (
     Attributes,
@@ -85,7 +85,7 @@ def patch_all(
     model = as_model(model)
     selected, left_out = _changeable_sites(model, sites)
     plan = _plan(model, selected, into, window, layers, method)
-    asked = ask_contrasts(model, contrasts, "patch", one_form=not plan.together)
+    asked = ask_contrasts(model, contrasts, one_form=not plan.together)
     encodings, groups, copies = asked
     # Each site has a cell for every token, or one for all, and where whole layers are
     # patched one for the layer and one for a window of layers.
@@ -193,23 +193,11 @@ def _changeable_sites(
             "the list is empty",
             "Name at least one, such as 'layer.*'.",
         )
-    changeable_sites = []
-    left_out = []
     # All heads of a block are changed in one place.
-    known = set()
-    for site in selected:
-        # The plan of an edit refuses a state that cannot be changed.
-        try:
-            place = patched_at(model, site).site
-            if place not in known:
-                changeable(model.anatomy, {place: lambda states: states})
-                known.add(place)
-            changeable_sites.append(site)
-        except SiteError:
-            if len(selected) == 1:
-                raise
-            left_out.append(site)
-    return tuple(changeable_sites), left_out
+    places = {site: patched_at(model, site).site for site in selected}
+    able = set(changeable(model.anatomy, dict.fromkeys(places.values()))[0])
+    left_out = [site for site in selected if places[site] not in able]
+    return tuple(site for site in selected if places[site] in able), left_out
 
 
 def patch_dataset(

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from hiddenscope.interface import (
+    HEAD,
     POOL_BY_STACK,
     SITES,
     STACK_POOL,
@@ -72,7 +73,9 @@ DIRECTION = (
 
 
 @analysis(
-    verb_if_head_needed="steer",
+    needs=(HEAD,),
+    verb="steer",
+    changes=True,
     details="Prints what moves and what it costs, and the texts before and after;"
     " --out steer.html keeps the pictures.",
 )

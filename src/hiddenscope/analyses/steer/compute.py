@@ -39,7 +39,7 @@ from hiddenscope.directions.direction import Direction
 from hiddenscope.errors import NotFinite, PassError, StatesError, TextError
 from hiddenscope.measures.grouped import group_sums, reach_of_all
 from hiddenscope.model import Model, ModelLike, as_model
-from hiddenscope.passes import Inputs, Texts, load_with_head, record
+from hiddenscope.passes import Inputs, Texts, record
 from hiddenscope.passes.text_encoder import notes_on_spaces
 from hiddenscope.results import Result
 from hiddenscope.results.dataset import (
@@ -102,7 +102,7 @@ def steer_prompts(
 ) -> Result:
     """Measure the answers, then the perplexity, and write at the best setting."""
     model = as_model(model)
-    _check_head(model)
+    _check_mask(model)
     steered = in_model(direction, model)
     how, multiples = _strengths(strengths)
     prompt_inputs = model.encode(prompts)
@@ -197,17 +197,12 @@ def _unsteered(model: Model, prompts: Inputs, new_tokens: int) -> list[str]:
     return unsteered
 
 
-def _check_head(model: Model) -> None:
-    """Refuse a model without logits, and a masked language model without a mask."""
-    problem = f"Cannot steer {model.name}"
-    if not model.anatomy.makes_logits:
-        raise PassError(
-            problem, "it has no head, and makes no logits", load_with_head(model)
-        )
+def _check_mask(model: Model) -> None:
+    """Refuse a masked language model whose tokenizer has no mask."""
     mask = getattr(model.tokenizer, "mask_token_id", None)
     if masked_model(model) and not isinstance(mask, int):
         raise PassError(
-            problem,
+            f"Cannot steer {model.name}",
             "it is a masked language model, and its tokenizer has no mask token",
             "Load it with the tokenizer that has one.",
         )

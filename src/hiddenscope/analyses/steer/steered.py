@@ -16,7 +16,8 @@ from hiddenscope.directions.direction import (
 )
 from hiddenscope.errors import StatesError
 from hiddenscope.model import Model
-from hiddenscope.passes import Inputs
+from hiddenscope.passes import Inputs, Scale
+from hiddenscope.passes.edit import plan
 from hiddenscope.results.report import read_report
 from hiddenscope.sites import Site
 
@@ -51,6 +52,7 @@ def in_model(direction: Direction, model: Model) -> Steered:
     if direction.sites is not None:
         selected = anatomy.select(direction.sites)
     changed = changed_sites(known, selected, upwards=direction.upwards)
+    plan(anatomy, dict.fromkeys(changed, Scale(1.0)))
     vectors = {}
     for site in changed:
         vectors[site] = direction.vector_at(site, anatomy.width(site))

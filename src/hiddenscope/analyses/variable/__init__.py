@@ -9,14 +9,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from hiddenscope.causes.contrast import Interchange as Interchange
-from hiddenscope.interface import SEED, SITES, analysis, ask
+from hiddenscope.interface import HEAD, ONE_STACK, SEED, SITES, analysis, ask
 
 if TYPE_CHECKING:
     from hiddenscope.annotations import ModelLike, Result, SitePatterns
 
 
 @analysis(
-    verb_if_head_needed="exchange states of",
+    needs=(HEAD, ONE_STACK),
+    verb="exchange states of",
+    changes=True,
     details="Pairs come from a .jsonl or .csv file with the columns base, source,"
     " answer and counterfactual, and value, source_value and group if you like. --out"
     " variable.html keeps the pictures, .csv the numbers.",

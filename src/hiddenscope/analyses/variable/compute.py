@@ -20,15 +20,15 @@ from hiddenscope.analyses.variable.story import NAMES, Held, VariableReport
 from hiddenscope.causes.contrast import Interchange, read_interchanges
 from hiddenscope.causes.encoding import AskedContrasts, EncodedContrast, encode_distinct
 from hiddenscope.directions.direction import Direction
-from hiddenscope.errors import Error, PassError, SiteError, StatesError, TextError
+from hiddenscope.errors import Error, SiteError, StatesError, TextError
 from hiddenscope.linear.crossvalidation import assign_folds
 from hiddenscope.linear.intervals import wilson
 from hiddenscope.measures.grouped import effective_count, group_sums
 from hiddenscope.measures.permutations import corrected_sign_flip_p
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.modules import autograd
-from hiddenscope.passes import Inputs, load_with_head, record
-from hiddenscope.passes.edit import plan
+from hiddenscope.passes import Inputs, record
+from hiddenscope.passes.edit import changeable
 from hiddenscope.passes.losses import batch_size
 from hiddenscope.passes.sweep import logits_tolerance
 from hiddenscope.results import Result
@@ -379,24 +379,13 @@ def _sites(
     model: Model, patterns: SitePatterns, rank: int, notes: list[str]
 ) -> tuple[Site, ...]:
     """Return the sites at which states can be exchanged."""
-    if not model.anatomy.makes_logits:
-        reason = "it has no head, and makes no logits"
-        raise PassError(PROBLEM, reason, load_with_head(model))
-    if len(model.anatomy.stacks) > 1:
-        reason = f"{model.name} has an encoder and a decoder"
-        raise PassError(PROBLEM, reason, "Give a model with one stack.")
     selected = []
-    left_out = []
-    for site in model.anatomy.select(patterns):
+    sites, left_out = changeable(model.anatomy, model.anatomy.select(patterns))
+    for site in sites:
         width = model.anatomy.width(site)
         if rank > width:
             reason = f"the rank is {rank}, and {site} is {width} wide"
             raise SiteError(PROBLEM, reason, "Give a lower rank.")
-        try:
-            plan(model.anatomy, {site: lambda states: states})
-        except SiteError:
-            left_out.append(site)
-            continue
         # Gradients there are not those of what is put in place.
         if site.index is not None or site.part == "mid":
             left_out.append(site)

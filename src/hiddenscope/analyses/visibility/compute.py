@@ -39,6 +39,7 @@ from hiddenscope.analyses.visibility.story import (
     VisibilityReport,
 )
 from hiddenscope.errors import PassError, TextError, TooLarge
+from hiddenscope.interface import HEAD
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.modules import autograd
 from hiddenscope.passes import Inputs, Texts, record
@@ -124,6 +125,9 @@ def map_influence(
             f"the measure {influence} reads no token",
             "Give it with influence='logit'.",
         )
+    predicting = influence == "logit" or influence in INTERVENTIONS
+    if predicting and not HEAD.is_met(model.anatomy):
+        raise HEAD.refusal("read predictions of", model.name)
     inputs = model.encode(texts.texts if isinstance(texts, Labelled) else texts)
     # Whole maps of many texts take too long, so a few states of each are drawn.
     if len(inputs) > 1 and sampling.align == "distance":
@@ -137,7 +141,7 @@ def map_influence(
         copies = [copy_key(text) for text in inputs.texts or inputs.ids]
         groups = number_groups(copies, getattr(texts, "groups", None))
         average = average_texts
-        if influence == "logit" or influence in INTERVENTIONS:
+        if predicting:
             average = average_outgoing
         return average(model, inputs, selected, measure, sampling, groups, seed)
     if influence in INTERVENTIONS:

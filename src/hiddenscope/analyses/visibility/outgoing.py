@@ -46,11 +46,11 @@ from hiddenscope.analyses.visibility.story import (
     RandomFuture,
     VisibilityReport,
 )
-from hiddenscope.errors import PassError, SiteError, TextError
+from hiddenscope.errors import SiteError, TextError
 from hiddenscope.measures.grouped import CORRELATION, PLAIN, SHARE, Scale, rank_ends
 from hiddenscope.model import Model
 from hiddenscope.modules import autograd
-from hiddenscope.passes import Inputs, load_with_head
+from hiddenscope.passes import Inputs
 from hiddenscope.passes.edit import plan
 from hiddenscope.passes.sweep import Patch, UnpatchedRun, run_unpatched, sweep
 from hiddenscope.results import Result
@@ -180,12 +180,6 @@ def _check_predicting(
     model: Model, sites: Sequence[Site], measure: InfluenceMeasure
 ) -> None:
     """Refuse a model that predicts no next token, and what cannot be replaced."""
-    if not model.anatomy.makes_logits:
-        raise PassError(
-            f"No predictions of {model.name}",
-            "it has no head, and makes no logits",
-            load_with_head(model),
-        )
     if model.encoder_decoder or not model.anatomy.stacks[-1].causal:
         reason = "its predictions see the whole text, so none of them is a later one"
         if model.encoder_decoder:
