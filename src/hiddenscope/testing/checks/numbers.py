@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 import hiddenscope as hs
+from hiddenscope.interface import HEAD
 from hiddenscope.testing.checks.law import (
     answered,
     asked,
@@ -157,8 +158,7 @@ def check_the_last_layer_is_final(entry: Entry, subject: Subject) -> None:
     """What is read of predictions at the last layer is read at `final`: a norm is
     neither left out nor applied twice.
     """
-    needs = {need.name for need in entry.needs}
-    only_if("head" in needs, "it reads no predictions")
+    only_if(HEAD in entry.needs, "it reads no predictions")
     only_if(entry.takes("sites") and entry.takes("texts"), "it reads no single states")
     last, final = subject.sites["last"], subject.sites["final"]
     first = data_of(asked(entry, subject, sites=last))

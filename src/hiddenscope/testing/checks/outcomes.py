@@ -93,7 +93,8 @@ def check_every_token_is_told(entry: Entry, subject: Subject) -> None:
 def check_needs_are_refused_in_one_voice(entry: Entry, subject: Subject) -> None:
     """A model that lacks what is declared is refused before any pass, and no other."""
     came = outcome(entry, subject)
-    lacking = [need for need in entry.needs if need.lacking(subject.model)]
+    anatomy = subject.model.anatomy
+    lacking = [need for need in entry.needs if not need.is_met(anatomy)]
     voices = [need.reason for need in entry.needs]
     if not lacking:
         said = "" if came.error is None else str(came.error)
@@ -101,7 +102,7 @@ def check_needs_are_refused_in_one_voice(entry: Entry, subject: Subject) -> None
             hold(voice not in said, f"{said!r}, though nothing is lacking")
         return
     error, passes = counted_passes(subject.module, lambda: entry.run(subject))
-    hold(isinstance(error, hs.errors.Error), f"it lacks {lacking[0]}, and is answered")
+    hold(isinstance(error, hs.errors.Error), f"{lacking[0].reason}, and is answered")
     hold(any(need.reason in str(error) for need in lacking), f"another voice: {error}")
     hold(passes == 0, f"{passes} passes were run before it was refused")
 
