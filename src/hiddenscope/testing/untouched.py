@@ -192,7 +192,7 @@ def modes() -> list[Any]:
         torch.is_inference_mode_enabled(),
         torch.get_num_threads(),
         stack,
-        overrides._get_current_function_mode_stack(),
+        overrides._get_current_function_mode_stack(),  # type: ignore[no-untyped-call]
     ]
 
 
@@ -299,12 +299,19 @@ def state_of(module: nn.Module) -> dict[str, Any]:
 
 
 def _weight(tensor: Tensor) -> tuple[Any, ...]:
-    values = tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    values = tensor.detach()
+    inner = [values]
+    # A quantised weight is a tensor of its library's own, made of plain ones.
+    if hasattr(values, "__tensor_flatten__"):
+        inner = [getattr(values, name) for name in values.__tensor_flatten__()[0]]
+    held = [
+        part.cpu().contiguous().view(torch.uint8).numpy().tobytes() for part in inner
+    ]
     return (
         id(tensor),
-        tensor.data_ptr(),
+        inner[0].data_ptr(),
         tensor.dtype,
         tensor.requires_grad,
         tensor.grad,
-        hash(values),
+        hash(tuple(held)),
     )
