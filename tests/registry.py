@@ -259,7 +259,7 @@ ENTRIES: dict[str, Entry] = {
     ),
     "project": Entry(
         hs.project,
-        lambda subject: {"method": "pca"},
+        lambda subject: {"data": subject.labelled, "method": "pca"},
         results=(
             lambda: hs.project(tiny("llama"), CLASSES, method="pca"),
             lambda: hs.project(

@@ -10,7 +10,6 @@ import torch
 import hiddenscope as hs
 from hiddenscope.analyses.lens.reading import read_predictions
 from hiddenscope.passes.unembed import Unembedding
-from hiddenscope.sites import Site
 from labs.bench import measure
 from labs.bench.measure import Row
 
@@ -35,7 +34,7 @@ def rows(repeats: int) -> list[Row]:
     model, texts = _model()
     states = model.capture(texts, "layer.*").values
     norm, weight = model.module.model.norm, model.module.lm_head.weight.T
-    unembedding = Unembedding(model, Site(model.anatomy.stacks[0].depth))
+    unembedding = Unembedding(model)
 
     def bare() -> None:
         for layer in states:
@@ -46,7 +45,9 @@ def rows(repeats: int) -> list[Row]:
 
     ways = {
         "bare": bare,
-        "ours": lambda: read_predictions([(unembedding, states)], len(states) - 1, k=K),
+        "ours": lambda: read_predictions(
+            unembedding, [(states, unembedding.last)], len(states) - 1, k=K
+        ),
         "loop": loop,
         "whole": lambda: hs.lens(model, texts, k=K),
         "pass": lambda: model.capture(texts, "layer.*"),

@@ -151,11 +151,10 @@ class Effects:
         """Return the exact effects of all edges into the logits [writer]."""
         last = Site(len(self.wiring.layouts))
         state = self.base[last][self.runs.at]
-        unembedding = Unembedding(self.model, last)
         rows = state + self.differences[:, self.runs.at].to(state)
         effects = []
-        for some in torch.split(rows, self.stepper.rows_at_a_time):
-            logits = unembedding.logits(unembedding.head_inputs(some))
+        most = self.stepper.rows_at_a_time
+        for logits in Unembedding(self.model).blocks(rows, last, most):
             effects.append(self.measures(logits)[:, 0])
         written: Floats = torch.cat(effects).cpu().numpy()
         # Equal writes change nothing, and rounding is no effect.

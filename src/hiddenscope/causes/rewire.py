@@ -102,8 +102,7 @@ class _Rewired:
         for layer in range(1, depth + 1):
             self._step(layer)
         stream = self._read([len(self.wiring.readers) - 1], self.stream)[:, 0]
-        unembedding = Unembedding(self.model, Site(depth))
-        return unembedding.logits(unembedding.head_inputs(stream[:, self.runs.at]))
+        return Unembedding(self.model).logits_of(stream[:, self.runs.at], Site(depth))
 
     def _read(self, readers: Sequence[int], stream: Tensor) -> Tensor:
         """Return what readers read of the stream [row, reader, token, width].

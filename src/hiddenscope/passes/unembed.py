@@ -1,4 +1,7 @@
-"""Unembedding: the logits that a model makes of any rows of its last layer or `final`.
+"""Unembedding: the logits that a model makes of any rows of its residual stream.
+
+Rows come with the site they were read at. Those of `final` enter the head, and all
+others the final norm below it, as if they were the last layer.
 
 Nothing is assumed of what follows the last layer. Rows enter a pass there (`resume`),
 over texts that mean nothing, and the model's own code makes their logits: final norm,
@@ -14,18 +17,18 @@ the model, and used where they give the logits of a true pass:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import ceil
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from weakref import ref
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hiddenscope.discovery import trial_ids
-from hiddenscope.errors import PassError, is_out_of_memory
+from hiddenscope.discovery import Anatomy, trial_ids
+from hiddenscope.errors import PassError, SiteError, StatesError, is_out_of_memory
 from hiddenscope.modules import autograd, hooks
 from hiddenscope.modules.quantised import quantised_weights
 from hiddenscope.modules.trials import disagreement
@@ -63,27 +66,35 @@ class Recipe:
     reason: str = ""
 
 
+class HeadInputs(NamedTuple):
+    """Rows as the head takes them, of states that enter a model at `entry`."""
+
+    rows: Tensor
+    entry: Site
+
+
 @dataclass
 class Unembedding:
-    """The logits of rows that enter a model at its last layer, or at `final`.
+    """The logits of rows of the residual stream, as if the model ended there.
 
     >>> from hiddenscope.testing import tiny_model
     >>> from hiddenscope.model import load
     >>> model = load((tiny_model("gpt2"), None))
     >>> full = record(model, [[5, 6, 7]], "layer.-1", logits=True)
-    >>> unembedding = Unembedding(model, Site(3))
-    >>> logits = unembedding.logits(unembedding.head_inputs(full.states["layer.3"]))
+    >>> logits = Unembedding(model).logits_of(full.states["layer.3"], Site(3))
     >>> torch.allclose(logits, full.logits, atol=1e-5)
     True
     """
 
     model: PassModel
-    entry: Site
-    recipe: Recipe = field(init=False)
+    # How logits are made of rows that enter at a site.
+    recipes: dict[Site, Recipe] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
+        stack = self.model.anatomy.stacks[-1]
+        self.last = Site(stack.depth, "", self.model.anatomy.sites[-1].stack)
         # The dtype of the logits is float32, or float64 for a float64 model.
-        dtype = self.model.anatomy.stack(self.entry).proof.dtype
+        dtype = stack.proof.dtype
         self.dtype = torch.float64 if dtype == torch.float64 else torch.float32
         # The module that makes the logits; None where no single module does.
         self.head: Any = None
@@ -101,9 +112,13 @@ class Unembedding:
             part = part.get_submodule(name)
         # The user may have replaced the head since the last trial.
         head_key = None if self.head is None else ref(self.head)
-        key = (str(self.entry), head_key, tuple(numbers))
-        with self.model.lock:
-            self.recipe = self.model.trials.once("unembed", self._try, key=key)
+        self._key = head_key, tuple(numbers)
+        self._prepare(self.last)
+
+    @property
+    def recipe(self) -> Recipe:
+        """Return how logits are made of the last layer."""
+        return self.recipes[self.last]
 
     @property
     def vocabulary(self) -> int:
@@ -124,32 +139,55 @@ class Unembedding:
         device: torch.device = self.head.weight.device
         return device
 
+    def logits_of(self, rows: Tensor, site: Site) -> Tensor:
+        """Return the logits [row, word] of rows [row, width] of a site."""
+        return self.logits(self.head_inputs(rows, site))
+
+    def blocks(self, rows: Tensor, site: Site, most: int) -> Iterator[Tensor]:
+        """Yield the logits of rows of a site, of at most `most` rows at a time."""
+        for some in torch.split(rows, most):
+            yield self.logits_of(some, site)
+
     @autograd.without_grad
-    def head_inputs(self, rows: Tensor) -> Tensor:
-        """Return rows of the entry [row, width] as the head takes them.
+    def head_inputs(self, rows: Tensor, site: Site) -> HeadInputs:
+        """Return rows [row, width] of a site as the head takes them.
 
         Where whole passes are needed, they stay as they are.
         """
-        if self.recipe.method == "whole":
-            return rows
-        if self.recipe.method == "modules":
-            return self._through_modules(rows).to(self.device)
-        return self._through_pass(rows).to(self.device)
+        entry = entry_of(self.model.anatomy, site)
+        width = self.model.anatomy.width(site)
+        if rows.shape[-1] != width:
+            raise StatesError(
+                f"Cannot make logits of these rows of {site}",
+                f"they are {rows.shape[-1]} wide, and {site} {width}",
+                "Give rows with the site that they were read at.",
+            )
+        method = self._prepare(entry).method
+        if method == "modules":
+            rows = self._through_modules(rows, entry).to(self.device)
+        elif method == "pass":
+            rows = self._through_pass(rows, entry).to(self.device)
+        return HeadInputs(rows, entry)
 
     @autograd.without_grad
     def logits(
-        self, head_inputs: Tensor, words: slice = slice(None), out: Tensor | None = None
+        self,
+        head_inputs: HeadInputs,
+        words: slice = slice(None),
+        out: Tensor | None = None,
     ) -> Tensor:
         """Return the logits [row, word] of rows from `head_inputs`, in `dtype`.
 
         `words` are a part of the vocabulary. The logits are written into `out`, if
         there is one.
         """
+        rows, entry = head_inputs
+        recipe = self.recipes[entry]
         if out is None:
-            shape = (len(head_inputs), len(range(self.vocabulary)[words]))
+            shape = (len(rows), len(range(self.vocabulary)[words]))
             out = torch.empty(shape, dtype=self.dtype, device=self.device)
-        if self.recipe.method == "whole":
-            return out.copy_(self._logits_of_pass(head_inputs)[:, words])
+        if recipe.method == "whole":
+            return out.copy_(self._logits_of_pass(rows, entry)[:, words])
         head = self.head
         weight = head.weight[words]
         bias = None if head.bias is None else head.bias[words]
@@ -157,16 +195,16 @@ class Unembedding:
         if out.device.type == "cpu":
             step = min(step, max(1, WEIGHT_BLOCK // weight[0].nbytes))
         if step == len(weight) and bias is None and out.dtype == weight.dtype:
-            torch.mm(head_inputs, weight.T, out=out)
+            torch.mm(rows, weight.T, out=out)
         else:
             for start in range(0, len(weight), step):
                 part = slice(start, start + step)
                 part_bias = None if bias is None else bias[part]
-                out[:, part] = functional.linear(head_inputs, weight[part], part_bias)
-        if self.recipe.transform == "scale":
-            out *= self.recipe.constant
-        elif self.recipe.transform == "softcap":
-            out.div_(self.recipe.constant).tanh_().mul_(self.recipe.constant)
+                out[:, part] = functional.linear(rows, weight[part], part_bias)
+        if recipe.transform == "scale":
+            out *= recipe.constant
+        elif recipe.transform == "softcap":
+            out.div_(recipe.constant).tanh_().mul_(recipe.constant)
         return out
 
     @autograd.without_grad
@@ -193,17 +231,32 @@ class Unembedding:
             scale = self.recipe.constant
         return weight * scale, bias * scale
 
-    def _through_modules(self, rows: Tensor) -> Tensor:
+    def _prepare(self, entry: Site) -> Recipe:
+        """Return how logits are made of rows that enter there, tried once."""
+        if entry not in self.recipes:
+            key = (str(entry), *self._key)
+            try:
+                with self.model.lock:
+                    self.recipes[entry] = self.model.trials.once(
+                        "unembed", lambda: self._try(entry), key=key
+                    )
+            except BaseException:
+                # A recipe that was only being tried.
+                self.recipes.pop(entry, None)
+                raise
+        return self.recipes[entry]
+
+    def _through_modules(self, rows: Tensor, entry: Site) -> Tensor:
         """Run the modules between the last layer and the head; `final` skips them."""
         paths: tuple[str, ...] = ()
-        if self.entry.layer is not None:
-            paths = self.model.anatomy.stack(self.entry).proof.exit
+        if entry.layer is not None:
+            paths = self.model.anatomy.stack(entry).proof.exit
         states = rows.to(self.model.device)[None]
         for path in paths:
             states = self.model.module.get_submodule(path)(states)
         return states[0]
 
-    def _through_pass(self, rows: Tensor) -> Tensor:
+    def _through_pass(self, rows: Tensor, entry: Site) -> Tensor:
         """Return the head's inputs in a pass that is entered with the rows.
 
         The head itself is skipped.
@@ -216,14 +269,14 @@ class Unembedding:
                 head_inputs.append(state)
 
         # Tried while the head is in its place, because a trial needs it.
-        try_skipping(self.model, self.entry.stack)
+        try_skipping(self.model, entry.stack)
         watch = hooks.Watch(self.head, "input", keep)
         with (
             self.model.lock,
             hooks.skipping({self.head: {0: torch.empty(0)}}),
             hooks.watching([watch]),
         ):
-            self._logits_of_pass(rows)
+            self._logits_of_pass(rows, entry)
         if len(head_inputs) != 1:
             raise PassError(
                 "Cannot read the inputs of the head",
@@ -232,7 +285,7 @@ class Unembedding:
             )
         return head_inputs[0].flatten(0, -2)[: len(rows)]
 
-    def _logits_of_pass(self, rows: Tensor) -> Tensor:
+    def _logits_of_pass(self, rows: Tensor, entry: Site) -> Tensor:
         """Return the logits of a pass that is entered with the rows.
 
         They are in the model's dtype.
@@ -246,19 +299,22 @@ class Unembedding:
         inputs = Inputs((ids,) * texts)
         if self.model.encoder_decoder:
             inputs = Inputs((ids[:1],) * texts, targets=inputs)
-        logits = resume(self.model, inputs, self.entry, filled, ()).logits
+        logits = resume(self.model, inputs, entry, filled, ()).logits
         assert logits is not None, "they were requested"
         return logits[: len(rows)]
 
-    def _try(self) -> Recipe:
+    def _try(self, entry: Site) -> Recipe:
         """Return the quickest recipe that gives the logits of a true pass.
 
         A PassError says that none does.
         """
-        states, logits = _true_pass(self.model, self.entry)
+        states, logits = _true_pass(self.model, entry)
         # A row must give the same wherever it stands.
         order = torch.arange(len(states) - 1, -1, -1)
-        vocabulary, product = logits.shape[-1], _after_head(self.model, self.head)
+        vocabulary, product = (
+            logits.shape[-1],
+            _after_head(self.model, self.head, self.last),
+        )
         recipes = []
         reason = "its logits are not the product of its head alone"
         if isinstance(product, str):
@@ -268,25 +324,25 @@ class Unembedding:
             recipes.append(Recipe(vocabulary, "pass", *product))
         recipes.append(Recipe(vocabulary, "whole", reason=reason))
         for recipe in recipes:
-            self.recipe = recipe
-            if self._gives(states[order], logits[order]):
+            self.recipes[entry] = recipe
+            if self._gives(states[order], entry, logits[order]):
                 return recipe
         raise PassError(
-            f"Cannot make logits of single states at {self.entry} of"
+            f"Cannot make logits of single states at {entry} of"
             f" {self.model.anatomy.name}",
             "they depend on more than the state of their own token",
             "Use resume(), which takes whole texts.",
         )
 
-    def _gives(self, states: Tensor, logits: Tensor) -> bool:
+    def _gives(self, states: Tensor, entry: Site, logits: Tensor) -> bool:
         """Tell whether the recipe gives these logits, except for rounding.
 
         A shortcut that stops with an error does not.
         """
         try:
-            again = self.logits(self.head_inputs(states)).to(logits.device)
+            again = self.logits_of(states, entry).to(logits.device)
         except Exception as error:
-            if self.recipe.method == "whole" or is_out_of_memory(error):
+            if self.recipes[entry].method == "whole" or is_out_of_memory(error):
                 raise
             return False
         finite = logits.isfinite()
@@ -294,8 +350,35 @@ class Unembedding:
             return False
         expected = logits.double().masked_fill(~finite, 0)[None]
         computed = again.double().masked_fill(~finite, 0)[None]
-        depth = self.model.anatomy.stack(self.entry).depth
+        depth = self.model.anatomy.stack(entry).depth
         return disagreement(expected, computed, [depth], dtype=logits.dtype) <= 1
+
+
+def entry_of(anatomy: Anatomy, site: Site) -> Site:
+    """Return where rows of a site enter: at `final`, or else at the last layer.
+
+    A site whose states are not those of the stream below the head is refused.
+    """
+    stack = anatomy.sites[-1].stack
+    reason = ""
+    if site.stack != stack:
+        reason = f"the head reads the {stack}"
+    elif site not in anatomy.select(site):
+        reason = "it is no site of the model"
+    # Heads and neurons have an index: what they write is in the stream.
+    elif site.is_inner and site.index is None:
+        reason = f"{site} is not written to the residual stream as it is"
+    if reason:
+        of_stack = f" of the {stack}" if stack else ""
+        raise SiteError(
+            f"Cannot make logits of {site} of {anatomy.name}",
+            reason,
+            f"Ask for layers{of_stack}, parts such as '*.attn' or '*.attn.head.*', or"
+            " `final`.",
+        )
+    if site.layer is None:
+        return site
+    return Site(anatomy.stacks[-1].depth, "", stack)
 
 
 def _true_pass(model: PassModel, entry: Site) -> tuple[Tensor, Tensor]:
@@ -314,7 +397,9 @@ def _true_pass(model: PassModel, entry: Site) -> tuple[Tensor, Tensor]:
     return full.states[entry], full.logits
 
 
-def _after_head(model: PassModel, head: Any) -> tuple[Transform, float] | str:
+def _after_head(
+    model: PassModel, head: Any, last: Site
+) -> tuple[Transform, float] | str:
     """Find which function of the head's product the logits are, or say why none.
 
     Numbers of every size are put in the place of the product.
@@ -335,8 +420,6 @@ def _after_head(model: PassModel, head: Any) -> tuple[Transform, float] | str:
         products.append(product.to(output))
         return products[-1]
 
-    stack = model.anatomy.stacks[-1]
-    last = Site(stack.depth, "", stack.name if model.encoder_decoder else None)
     with hooks.watching([hooks.Watch(head, "output", replace_product)]):
         _, true_logits = _true_pass(model, last)
     if len(products) != 1 or products[0].flatten(0, -2).shape != true_logits.shape:

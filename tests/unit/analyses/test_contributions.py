@@ -192,7 +192,7 @@ def test_removing_a_part_takes_away_what_it_adds(family: str) -> None:
             added = data["attn_head"].sel(layer=layer, head=head).item()
             parts[Site(layer, f"attn.head.{head}", stack)] = added
     states: Any = hs.record(model, IDS, [last, *parts]).states
-    unembedding = Unembedding(model, last)
+    unembedding = Unembedding(model)
     norm = freeze_norm(unembedding, states[last][-1:])
     weight, bias = unembedding.word_rows([ANSWER])
 

@@ -355,4 +355,4 @@ def test_memory_that_runs_out_tells_neither_a_recipe_for_logits_nor_a_vocabulary
     monkeypatch.setattr(Unembedding, "_through_modules", run_out)
     model = hs.load((tiny_model("llama"), None))
     with pytest.raises(torch.OutOfMemoryError):
-        Unembedding(model, hs.Site(3))
+        Unembedding(model)

@@ -87,7 +87,7 @@ def list_parts(
             last, model.anatomy.width(last)
         )
     else:
-        reader = Unembedding(model, last)
+        reader = Unembedding(model)
         recipe = reader.recipe
         if recipe.method == "whole":
             raise PassError(

@@ -55,7 +55,7 @@ def freeze_norm(unembedding: Unembedding, states: Tensor) -> FrozenNorm:
     shifted = (states[:1].double().roll(1, -1) + size).to(states.dtype)
     zero = torch.zeros_like(probe)
     rows = torch.cat([states, shifted, probe, zero])
-    outputs = unembedding.head_inputs(rows).double()
+    outputs = unembedding.head_inputs(rows, unembedding.last).rows.double()
     reason = f"it makes {outputs.shape[-1]} numbers of {width}"
     if outputs.shape[-1] == width:
         rows = rows.to(outputs.device)

@@ -22,7 +22,7 @@ from hiddenscope.errors import PassError
 from hiddenscope.model import Model
 from hiddenscope.modules import autograd
 from hiddenscope.passes.record import record_rows
-from hiddenscope.passes.unembed import Unembedding
+from hiddenscope.passes.unembed import HeadInputs, Unembedding
 from hiddenscope.sites import Site
 from hiddenscope.states.arrays import Floats, Ints
 
@@ -124,7 +124,8 @@ def split_logits(
             norm = freeze_norm(reader, last)
             weight, bias = reader.word_rows(question.words)
             # They came from this dtype, so that nothing is rounded.
-            logits = reader.logits(norm.output.to(reader.head_dtype)).double()
+            output = HeadInputs(norm.output.to(reader.head_dtype), entry)
+            logits = reader.logits(output).double()
             answers = torch.tensor(question.answers, device=logits.device)
             probability = logits.softmax(-1).gather(1, answers[:, None])[:, 0]
         if question.others is not None:

@@ -26,7 +26,14 @@ from hiddenscope.directions.dictionary import (
 )
 from hiddenscope.directions.encoding import largest
 from hiddenscope.directions.layouts import site_of
-from hiddenscope.errors import Error, FileError, SiteError, StatesError, TextError
+from hiddenscope.errors import (
+    Error,
+    FileError,
+    PassError,
+    SiteError,
+    StatesError,
+    TextError,
+)
 from hiddenscope.linear.intervals import wilson
 from hiddenscope.measures import RunningStatistics
 from hiddenscope.measures.grouped import effective_count, estimate, group_sums
@@ -490,11 +497,14 @@ def written_words(
     model: Model | None, named: Dictionary, features: Tensor
 ) -> list[list[str]]:
     """Return the words that the direction of each feature would predict, if any."""
-    if model is None or Site.parse(named.writes).is_inner or not len(features):
+    if model is None or not len(features):
         return [[]] * len(features)
-    unembedding = Unembedding(model, Site(model.anatomy.stacks[0].depth))
     rows = named.directions[features].to(model.device, model.dtype)
-    logits = unembedding.logits(unembedding.head_inputs(rows))
+    try:
+        logits = Unembedding(model).logits_of(rows, Site.parse(named.writes))
+    except (PassError, SiteError):
+        # It has no head, or one that does not read this site.
+        return [[]] * len(features)
     return list(map(model.text_encoder.strings, logits.topk(WORDS).indices.tolist()))
 
 

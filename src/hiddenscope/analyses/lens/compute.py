@@ -117,7 +117,7 @@ def read_layers(
             "it was fitted to whole layers",
             "Ask for whole layers, or use lens='logit'.",
         )
-    unembedding = Unembedding(model, selected.last)
+    unembedding = Unembedding(model)
     if k > unembedding.vocabulary:
         raise PassError(
             f"Cannot name the top {k:,} tokens",
@@ -203,9 +203,8 @@ def _read_direction(
         rows = torch.stack([vector, -vector])[None].to(model.device, model.dtype)
         if fitted is not None:
             rows = mapped(rows, [site], fitted.maps)
-        is_final = site.layer is None
-        parts.append((Unembedding(model, site) if is_final else unembedding, rows))
-    reading = read_predictions(parts, 0, k=k)
+        parts.append((rows, site))
+    reading = read_predictions(unembedding, parts, 0, k=k)
     with model.lock:
         columns = _word_columns(reading, model.text_encoder.strings)
     variables = {name: (*columns[name], ATTRIBUTES[name]) for name in columns}
@@ -239,9 +238,6 @@ def _read_batches(
 ) -> tuple[Reading, Source]:
     """Read every text, batch by batch, and put the tokens back into their order."""
     require_recordable(model.module)
-    final_unembedding = None
-    if sites.final is not None:
-        final_unembedding = Unembedding(model, sites.final)
     readings = []
     rows = []
     source = None
@@ -257,16 +253,18 @@ def _read_batches(
             entering = one_tensor(take_sites(states.values, np.arange(count)))
             if fitted is not None:
                 entering = mapped(entering, sites.entering, fitted.maps)
-            parts = [(unembedding, entering)]
-            if sites.final is not None and final_unembedding is not None:
-                parts.append((final_unembedding, states[sites.final][None]))
+            parts = [(entering, sites.last)]
+            if sites.final is not None:
+                parts.append((states[sites.final][None], sites.final))
             ids = None
             if target is not None and target.id is None:
                 ids = next_ids(states.tokens)
             elif target is not None:
                 ids = np.full(len(states.tokens), target.id, dtype=np.int64)
             readings.append(
-                read_predictions(parts, count - 1, k=k, targets=ids, advance=advance)
+                read_predictions(
+                    unembedding, parts, count - 1, k=k, targets=ids, advance=advance
+                )
             )
             places = [np.arange(starts[text], starts[text + 1]) for text in texts]
             rows.append(np.concatenate(places))

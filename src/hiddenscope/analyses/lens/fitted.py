@@ -83,7 +83,7 @@ class Lens:
             )
         sites = LensSites.of(model)
         # A model without one is refused before anything is computed.
-        Unembedding(model, sites.last)
+        Unembedding(model)
         inputs = model.encode(texts, targets=targets)
         if kind == "tuned":
             # Copies of a text, and texts that the data say belong together.

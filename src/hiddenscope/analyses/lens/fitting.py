@@ -116,7 +116,7 @@ def fit_tuned(
     firsts = [group[0] for group in held_out]
     selecting = _held_out_states(model, inputs.some(firsts[::2]), sites)
     judging = _held_out_states(model, inputs.some(firsts[1::2] or firsts), sites)
-    unembedding = Unembedding(model, sites.last)
+    unembedding = Unembedding(model)
     # Select the penalty of every layer's map, where a map is better than none.
     maps = {}
     lowest = _divergence(unembedding, selecting, sites, {})
@@ -201,7 +201,8 @@ def _divergence(
 ) -> Floats:
     """Return each layer's mean KL divergence, through its map, from the prediction."""
     values = mapped(states, sites.layers, maps)
-    reading = read_predictions([(unembedding, values)], len(values) - 1, k=1)
+    parts = [(values, sites.last)]
+    reading = read_predictions(unembedding, parts, len(values) - 1, k=1)
     divergence: Floats = reading.kl.mean(1, dtype=np.float64)
     return divergence
 

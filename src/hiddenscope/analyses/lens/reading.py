@@ -15,15 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hiddenscope.errors import NotFinite, SiteError
+from hiddenscope.errors import NotFinite
 from hiddenscope.model import Model
 from hiddenscope.passes.buffers import block_memory
-from hiddenscope.passes.unembed import Unembedding
+from hiddenscope.passes.unembed import Unembedding, entry_of
 from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.states.arrays import Bools, Floats32, Ints
 
-Part: TypeAlias = tuple[Unembedding, Tensor]
-"""States [site, token, width], and the unembedding that reads them."""
+Part: TypeAlias = tuple[Tensor, Site]
+"""States [site, token, width], and the site as whose states they are read."""
 
 # Bytes for a block of logits and a buffer of the same size, on a CPU.
 CPU_MEMORY = 40 * 2**20
@@ -84,20 +84,9 @@ class LensSites:
         selected = tuple(
             site for site in model.anatomy.select(sites) if site.stack == name
         )
-        problem = f"Cannot read {sites} of {model.name} with a lens"
-        of_stack = f" of the {name}" if name else ""
-        remedy = (
-            f"Ask for layers{of_stack}, parts such as '*.attn' or '*.attn.head.*', or"
-            " `final`."
-        )
-        for site in selected:
-            # Heads and neurons have an index: what they write is in the stream.
-            if site.is_inner and site.index is None:
-                reason = f"{site} is not written to the residual stream as it is"
-                raise SiteError(problem, reason, remedy)
-        if not selected:
-            reason = f"the head reads the {name}, and none is there"
-            raise SiteError(problem, reason, remedy)
+        # One of another stack says so.
+        for site in selected or model.anatomy.select(sites)[:1]:
+            entry_of(model.anatomy, site)
         last = Site(stack.depth, "", name)
         entering = {site for site in selected if site.layer is not None} | {last}
         final = next((site for site in selected if site.layer is None), None)
@@ -159,6 +148,7 @@ class Reading:
 
 
 def read_predictions(
+    unembedding: Unembedding,
     parts: Sequence[Part],
     answer: int,
     *,
@@ -166,7 +156,7 @@ def read_predictions(
     targets: Ints | None = None,
     advance: Callable[[float], None] = lambda amount: None,
 ) -> Reading:
-    """Read states of one set of tokens; each part has an unembedding of its own.
+    """Read states of one set of tokens.
 
     `answer` is the site, counted through all parts, whose prediction is the model's
     own. `targets` is a word for each token, -1 for none.
@@ -174,7 +164,7 @@ def read_predictions(
     # A word that can never be predicted has the logit -inf. Then all is read again.
     attempts = ((advance, None), (lambda amount: None, LOWEST_LOGIT))
     for report, lowest in attempts:
-        columns = _measure(parts, answer, k, targets, report, lowest)
+        columns = _measure(unembedding, parts, answer, k, targets, report, lowest)
         if (columns["entropy"] + columns["kl"]).isfinite().all():
             return Reading(**{name: part.numpy() for name, part in columns.items()})
     raise NotFinite(
@@ -185,6 +175,7 @@ def read_predictions(
 
 
 def _measure(
+    unembedding: Unembedding,
     parts: Sequence[Part],
     answer: int,
     k: int,
@@ -193,10 +184,9 @@ def _measure(
     lowest: float | None,
 ) -> dict[str, Tensor]:
     """Measure the logits of all parts; `lowest` takes the place of -inf."""
-    unembedding, states = parts[0]
     device = unembedding.device
-    sites = sum(len(values) for _, values in parts)
-    tokens = states.shape[1]
+    sites = sum(len(values) for values, _ in parts)
+    tokens = parts[0][0].shape[1]
     blocks, at_once = _blocks(unembedding, k, targets)
     step = max(1, min(tokens, at_once // sites))
     size = sites * step * max(words.stop - words.start for words in blocks)
@@ -211,19 +201,18 @@ def _measure(
         if all_targets is not None:
             chunk_targets = all_targets[here].repeat(sites)
         head_inputs = [
-            (part, part.head_inputs(values[:, here].flatten(0, 1)))
-            for part, values in parts
+            unembedding.head_inputs(values[:, here].flatten(0, 1), site)
+            for values, site in parts
         ]
         measures = _Measures(shape, answer, k, chunk_targets)
         for words in blocks:
             count = words.stop - words.start
             logits, scratch = buffers[:, : rows * count].view(2, rows, count)
             first_row = 0
-            for part, part_rows in head_inputs:
-                part.logits(
-                    part_rows, words, out=logits[first_row : first_row + len(part_rows)]
-                )
-                first_row += len(part_rows)
+            for part in head_inputs:
+                last_row = first_row + len(part.rows)
+                unembedding.logits(part, words, out=logits[first_row:last_row])
+                first_row = last_row
             if lowest is not None:
                 logits.masked_fill_(logits == -torch.inf, lowest)
             measures.add(logits, scratch, words.start)

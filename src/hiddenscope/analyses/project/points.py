@@ -257,15 +257,15 @@ def count_label_predictions(
     predicted: list[int] = []
     try:
         (last,) = anatomy.select("layer.-1")
-        unembedding = Unembedding(model, last)
+        unembedding = Unembedding(model)
         if last in points.sites:
             rows = points.values[points.sites.index(last)]
         else:
             (rows,) = vectors(
                 model, dataset.texts, sites=last, pool="last", truncate=True
             ).values
-        for batch in torch.split(rows.to(model.device, model.dtype), AT_ONCE):
-            logits = unembedding.logits(unembedding.head_inputs(batch))
+        rows = rows.to(model.device, model.dtype)
+        for logits in unembedding.blocks(rows, last, AT_ONCE):
             predicted += logits.argmax(-1).tolist()
     except PassError:
         # This model cannot be entered at its last layer.

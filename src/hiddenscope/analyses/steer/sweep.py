@@ -194,7 +194,7 @@ class Sweep:
         self.batch_tokens = MOST_LOGITS // self.model.text_encoder.vocabulary
         # Raised where logits depend on more than the state of their own token.
         with suppress(PassError):
-            self.unembedding = Unembedding(self.model, self.last)
+            self.unembedding = Unembedding(self.model)
             self.outputs = {"sites": self.last, "logits": False}
             self.batch_tokens = BATCH_TOKENS
 
@@ -315,9 +315,9 @@ class Sweep:
             assert run.logits is not None
             blocks: Iterable[Tensor] = [run.logits[rows].float()]
         else:
-            head_inputs = self.unembedding.head_inputs(run.states[self.last][rows])
+            states = run.states[self.last][rows]
             step = max(1, MOST_LOGITS // self.unembedding.vocabulary)
-            blocks = map(self.unembedding.logits, torch.split(head_inputs, step))
+            blocks = self.unembedding.blocks(states, self.last, step)
         parts = []
         for logits in blocks:
             columns = torch.tensor(tokens[: len(logits)], device=logits.device)
