@@ -1,5 +1,6 @@
 """Measures of changed logits: how much of the answer comes back."""
 
+from math import isfinite
 from typing import Literal, TypeAlias
 
 import torch
@@ -39,6 +40,12 @@ class LogitMeasures:
         rounding = max(
             self.rounding(clean, tolerance), self.rounding(corrupt, tolerance)
         )
+        if not isfinite(self.span):
+            raise TextError(
+                "The effect is a share of the difference between two runs",
+                "the logit of an answer is infinite: that word can never follow",
+                "Give other answers.",
+            )
         if abs(self.span) <= rounding:
             reason = (
                 f"both runs prefer the answer by {self.start:.6g} in logits, with a"
@@ -61,9 +68,10 @@ class LogitMeasures:
         total = wide.logsumexp(-1)
         effect = (self.difference(wide) - self.start) / self.span
         probability = (wide[..., self.answer] - total).exp()
-        # Sum p log p - sum p log q.
+        # Sum p log p - sum p log q; what is left out is of words without probability.
         clean = self.clean.exp()
-        kl = (clean * self.clean).sum() - (wide @ clean - total)
+        reached = wide.masked_fill(clean == 0, 0) @ clean
+        kl = -torch.special.entr(clean).sum() - (reached - total)
         return torch.stack([effect, probability, kl.clamp_min(0)], -1)
 
     @property
@@ -84,6 +92,6 @@ class LogitMeasures:
         """
         wide = logits.double()
         largest = float(wide[[self.answer, self.other]].abs().max())
-        spread = float(wide.std(correction=0))
+        spread = float(wide[wide.isfinite()].std(correction=0))
         last_place = torch.finfo(logits.dtype).eps * largest
         return max(tolerance * spread * 2**0.5, 2 * last_place)

@@ -61,6 +61,20 @@ def rounded_to(dtype: torch.dtype) -> torch.dtype:
     return max((dtype, torch.float32), key=lambda dtype: torch.finfo(dtype).eps)
 
 
+def without_excluded(expected: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Put zeros where both sides exclude a word by the same infinity.
+
+    There they agree, and their difference would be a NaN.
+
+    >>> without_excluded(torch.tensor([1.0, -inf]), torch.tensor([2.0, -inf]))
+    (tensor([1., 0.]), tensor([2., 0.]))
+    """
+    excluded = expected.isinf() & (expected == other)
+    if not excluded.any():
+        return expected, other
+    return expected.masked_fill(excluded, 0), other.masked_fill(excluded, 0)
+
+
 def disagreement(
     states: Tensor,
     others: Tensor,
@@ -79,13 +93,14 @@ def disagreement(
     """
     worst = 0.0
     for row, depth in enumerate(depths):
-        reference = states[row].double()
+        reference, other = without_excluded(states[row].double(), others[row].double())
         norm = reference.norm(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
         allowed = torch.full_like(norm, tolerance(dtype or states.dtype, depth))
         if repeated is not None:
-            noise = (reference - repeated[row].double()).norm(dim=-1) / norm
+            again = without_excluded(states[row].double(), repeated[row].double())
+            noise = (again[0] - again[1]).norm(dim=-1) / norm
             allowed = allowed.maximum(NOISE_FACTOR * noise)
-        difference = (reference - others[row].double()).norm(dim=-1) / norm
+        difference = (reference - other).norm(dim=-1) / norm
         excess = (difference / allowed).max().item()
         worst = max(worst, inf if isnan(excess) else excess)
     return worst

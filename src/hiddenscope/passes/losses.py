@@ -63,7 +63,9 @@ def measure_losses(
         if divergence:
             scores = logits - normaliser[:, None]
             whole = scores if row == 0 else whole
-            columns.append((apart, (whole.exp() * (whole - scores)).sum(-1)))
+            terms = whole.exp() * (whole - scores)
+            # A word that cannot follow has no part in it.
+            columns.append((apart, terms.masked_fill(whole == -torch.inf, 0).sum(-1)))
         counts = lengths - 1
         starts = np.cumsum(counts) - counts
         for table, values in columns:

@@ -16,7 +16,7 @@ import xarray
 
 import hiddenscope as hs
 from hiddenscope.interface import Description
-from hiddenscope.testing.subjects import Subject
+from hiddenscope.testing.subjects import Subject, Unavailable
 
 Ask = Callable[[Subject], Mapping[str, Any]]
 
@@ -138,6 +138,8 @@ def outcome_of(ask: Callable[[], Any]) -> Outcome:
     """Ask, and return the answer or the error."""
     try:
         return Outcome(ask())
+    except Unavailable:
+        raise
     except Exception as error:  # an analysis may raise anything: that is what is tried
         return Outcome(error=error)
 

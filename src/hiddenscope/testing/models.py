@@ -267,8 +267,9 @@ class PlainGPT(nn.Module):
     torch.Size([1, 2, 128])
     """
 
-    def __init__(self, seed: int = 0, words: int = 128, width: int = 32) -> None:
+    def __init__(self, seed: int = 0, *, masked: bool = True) -> None:
         super().__init__()
+        words, width = 128, 32
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.tokens = nn.Embedding(words, width)
@@ -280,7 +281,8 @@ class PlainGPT(nn.Module):
                 if isinstance(norm, nn.LayerNorm):
                     nn.init.normal_(norm.weight, 1.0, 0.1)
         unused = torch.zeros(words)
-        unused[120:] = float("-inf")
+        if masked:
+            unused[120:] = float("-inf")
         self.register_buffer("unused", unused, persistent=False)
 
     def forward(self, ids: Tensor) -> Tensor:

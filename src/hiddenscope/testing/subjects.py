@@ -36,6 +36,7 @@ TEXTS = ("The cat sat on the mat.", "A rest of it.", "On the mat or on the cat."
 WORDS = ("cat", "fat", "pat", "pen", "ten", "ton", "won", "con")
 TARGETS = (15, 16, 17)
 ANSWER, RIVAL, THIRD = 20, 21, 22
+EPSILONS = {"eps", "variance_epsilon"}
 
 
 class Unavailable(Exception):
@@ -94,7 +95,10 @@ class Subject:
 
     @cached_property
     def faulty(self) -> hs.Model:
-        """A copy with a fault in its last block: a weight that is off by a tenth."""
+        """A copy with a fault in its last block: a column of a matrix is off by half.
+
+        A matrix that is off as a whole makes no difference where a norm comes after it.
+        """
         module = copy.deepcopy(self.module)
         block = module.get_submodule(block_path(module, -1))
         weights = [
@@ -104,7 +108,7 @@ class Subject:
             if type(weight.data) is torch.Tensor
         ]
         with torch.no_grad():
-            max(weights, key=torch.Tensor.dim).mul_(1.1)
+            max(reversed(weights), key=_is_matrix)[..., 0].mul_(1.5)
         return self.load(module)
 
     def built(self, seed: int) -> nn.Module:
@@ -156,6 +160,10 @@ class Subject:
         def build(seed: int) -> nn.Module:
             module = self.build(seed)
             _untie(module)
+            # What a norm adds to a variance is no part of the stream.
+            for part in module.modules():
+                for name in EPSILONS & vars(part).keys():
+                    setattr(part, name, 1e-12)
             with torch.no_grad():
                 for name, weight in module.named_parameters():
                     if name.split(".")[-2] in self.scaled:
@@ -316,6 +324,10 @@ class Subject:
         generator = torch.Generator().manual_seed(0)
         rows = torch.randn(2 * width, width, generator=generator)
         return hs.Dictionary.of(rows.numpy(), self.site)
+
+
+def _is_matrix(weight: torch.Tensor) -> bool:
+    return weight.ndim > 1
 
 
 def _untie(module: nn.Module) -> Any:

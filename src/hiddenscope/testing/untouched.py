@@ -304,9 +304,7 @@ def _weight(tensor: Tensor) -> tuple[Any, ...]:
     # A quantised weight is a tensor of its library's own, made of plain ones.
     if hasattr(values, "__tensor_flatten__"):
         inner = [getattr(values, name) for name in values.__tensor_flatten__()[0]]
-    held = [
-        part.cpu().contiguous().view(torch.uint8).numpy().tobytes() for part in inner
-    ]
+    held = [part.cpu().flatten().view(torch.uint8).numpy().tobytes() for part in inner]
     return (
         id(tensor),
         inner[0].data_ptr(),

@@ -106,12 +106,7 @@ def gap_of_blocks(pairs: Iterable[tuple[Tensor, Tensor]]) -> Gap:
     for reference, other in pairs:
         expected = reference.detach().cpu().double()
         actual = other.detach().cpu().double()
-        # Heads and masks exclude tokens by minus infinity. Where both sides do so they
-        # agree, but their difference would be a NaN.
-        if expected.isinf().any():
-            excluded = expected.isinf() & (expected == actual)
-            expected = expected.masked_fill(excluded, 0.0)
-            actual = actual.masked_fill(excluded, 0.0)
+        expected, actual = trials.without_excluded(expected, actual)
         difference = actual - expected
         differences.append(difference.norm(dim=-1))
         sizes.append(expected.norm(dim=-1))
@@ -292,8 +287,9 @@ class Errors:
                 " or use a wider dtype.",
             )
         unit = torch.finfo(coarsest([reference.dtype, candidate.dtype])).eps
-        expected = reference.double()
-        actual = candidate.double()
+        expected, actual = trials.without_excluded(
+            reference.double(), candidate.double()
+        )
         difference = (actual - expected).abs()
         l2 = (actual - expected).norm(dim=-1)
         # An element near zero is measured by the typical size of its row.
