@@ -409,6 +409,7 @@ def test_what_cannot_be_read_is_refused(
         ("llama", {"k": 0}, StatesError, "an integer >= 1: got 0"),
         ("llama", {"k": 129}, PassError, "has 128 tokens"),
         ("llama", {"k": True}, StatesError, "an integer >= 1: got True"),
+        ("llama", {"sites": ()}, SiteError, "the list is empty"),
         ("llama", {"sites": "layer.9"}, SiteError, "No site 'layer.9'"),
         ("llama", {"sites": "layer.2.attn.z"}, SiteError, "attn.z is not written to"),
         ("llama", {"sites": "layer.2.mlp.neurons"}, SiteError, "is not written to"),

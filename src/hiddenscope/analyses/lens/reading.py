@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hiddenscope.errors import NotFinite
+from hiddenscope.errors import NotFinite, SiteError
 from hiddenscope.model import Model
 from hiddenscope.passes.buffers import block_memory
 from hiddenscope.passes.unembed import Unembedding, entry_of
@@ -84,6 +84,9 @@ class LensSites:
         selected = tuple(
             site for site in model.anatomy.select(sites) if site.stack == name
         )
+        if not model.anatomy.select(sites):
+            remedy = "Name at least one, such as 'layer.*'."
+            raise SiteError("No sites to read", "the list is empty", remedy)
         # One of another stack says so.
         for site in selected or model.anatomy.select(sites)[:1]:
             entry_of(model.anatomy, site)
