@@ -2,13 +2,14 @@
 
 import importlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import hiddenscope as hs
-from tests.registry import OTHER, TEXT, tiny
+from tests.registry import CLASSES, OTHER, TEXT, TEXTS, points, tiny
 
 FAMILIES = ("llama", "gpt2", "gemma3_text", "bert", "t5", "granite")
 
@@ -73,3 +74,86 @@ def test_compare(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_compare_of_two_models(family: str) -> None:
     check("compare", tiny(family), {"a": TEXT, "other": tiny(family, 1)})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_project(family: str) -> None:
+    check("project", tiny(family), {"data": CLASSES, "method": "pca"})
+
+
+def test_project_of_two_models_and_datasets() -> None:
+    data = {"a": CLASSES, "b": CLASSES}
+    models = [tiny("llama"), tiny("gpt2")]
+    check("project", models, {"data": data, "method": "pca"})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("nearness", ["cosine", "dot", "l2"])
+def test_search(family: str, nearness: str) -> None:
+    texts = CLASSES[0]
+    asked = {"query": [TEXT, OTHER], "texts": texts, "k": 3, "nearness": nearness}
+    check("search", tiny(family), asked)
+
+
+def test_search_of_an_array() -> None:
+    check("search", points(), {"query": [0.0, 2.0, 1.0], "k": 2})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_cluster(family: str) -> None:
+    check("cluster", tiny(family), {"texts": CLASSES[0]})
+
+
+def test_cluster_of_an_array() -> None:
+    check("cluster", points(), {})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("pool", [None, "mean:all", "max", "last", "first", 1])
+def test_embed(family: str, pool: str | int | None) -> None:
+    check("embed", tiny(family), {"texts": TEXTS, "pool": pool})
+
+
+@pytest.mark.parametrize("adjust", ["centre", "whiten"])
+def test_adjusted_vectors(adjust: str) -> None:
+    texts = [[5 + k % 90, 6 + k // 90, 7 + k % 7] for k in range(150)]
+    asked = {"texts": texts, "adjust": adjust, "normalize": False}
+    check("embed", tiny("llama"), asked)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_probe(family: str) -> None:
+    check("probe", tiny(family), {"data": CLASSES, "sites": "layer.0,layer.2"})
+
+
+def test_probe_of_several_classes_at_every_layer() -> None:
+    texts, _ = CLASSES
+    check("probe", tiny("llama"), {"data": (texts, ["a", "b", "c", "b"] * 6)})
+
+
+def test_probe_of_numbers() -> None:
+    texts, _ = CLASSES
+    numbers = [float(k % 7) for k in range(24)]
+    asked = {"data": (texts, numbers), "task": "regress", "sites": "layer.1"}
+    check("probe", tiny("gpt2"), asked)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_examples_of_a_neuron(family: str) -> None:
+    stack = "encoder." if family == "t5" else ""
+    asked = {"directions": f"{stack}layer.2.mlp.neuron.7", "texts": [TEXT, OTHER]}
+    check("examples", tiny(family), asked)
+
+
+@pytest.mark.parametrize("gate", ["linear", "relu", "topk"])
+def test_examples_of_a_dictionary(gate: str) -> None:
+    made = hs.Dictionary.of(np.random.default_rng(0).normal(size=(9, 64)), "layer.2")
+    encoding = replace(made.encoding, gate=gate, k=3 if gate == "topk" else None)
+    asked = {"directions": replace(made, encoding=encoding), "texts": [TEXT, OTHER]}
+    check("examples", tiny("llama"), asked)
+
+
+def test_examples_of_a_direction_with_copies() -> None:
+    direction = hs.Direction.of(np.ones(64), sites="layer.1")
+    asked = {"directions": direction, "texts": [TEXT, TEXT, OTHER], "threshold": 0.1}
+    check("examples", tiny("gpt2"), asked)
