@@ -105,35 +105,17 @@ def run(
 ) -> dict[str, np.ndarray]:
     """Run one text; return every state by its site, and the logits if there are any."""
     module = in_float64(model)
-    given: dict[str, Any] = {"input_ids": torch.tensor([ids])}
     config = getattr(module, "config", None)
-    stacks: dict[str, Any] = {"": getattr(module, "base_model", module)}
+    given: dict[str, Any] = {"input_ids": torch.tensor([ids])}
     if getattr(config, "is_encoder_decoder", False):
         start = [model.module.config.decoder_start_token_id]
         given["decoder_input_ids"] = torch.tensor([targets or start])
-        stacks = {
-            "encoder.": module.get_encoder(),
-            "decoder.": module.get_decoder(),
-        }
     if config is not None:
-        given |= {"output_hidden_states": True, "return_dict": True}
-    seen: dict[tuple[str, int], _Block] = {}
-    handles = []
-    for name, stack in stacks.items():
-        family = getattr(config, "model_type", "")
-        for number, block in enumerate(blocks_of(stack), 1):
-            seen[name, number] = _Block(block, family)
-            handles += seen[name, number].hooks
-    try:
-        with torch.no_grad():
-            given_out = module(**given) if config is not None else module(*given.values())
-    finally:
-        for handle in handles:
-            handle.remove()
+        given["output_hidden_states"] = True
+    seen, given_out = run_module(module, given)
     states: dict[str, np.ndarray] = {}
-    for name in stacks:
-        blocks = [block for (stack, _), block in seen.items() if stack == name]
-        entries = _entries(given_out, name)
+    for name, blocks in seen.items():
+        entries = entries_of(given_out, name)
         raw = blocks[-1].output
         states[f"{name}layer.0"] = rows_of(blocks[0].input)
         for number, block in enumerate(blocks, 1):
@@ -155,7 +137,32 @@ def run(
     return states
 
 
-class _Block:
+def stacks_of(module: nn.Module) -> dict[str, nn.Module]:
+    """Return the stacks of a module by the beginning of the names of their sites."""
+    if getattr(getattr(module, "config", None), "is_encoder_decoder", False):
+        return {"encoder.": module.get_encoder(), "decoder.": module.get_decoder()}
+    return {"": getattr(module, "base_model", module)}
+
+
+def run_module(
+    module: nn.Module, inputs: Mapping[str, Any]
+) -> "tuple[dict[str, list[Block]], Any]":
+    """Run a module; return what went through the blocks of every stack, and its output."""
+    family = getattr(getattr(module, "config", None), "model_type", "")
+    seen = {}
+    for name, stack in stacks_of(module).items():
+        seen[name] = [Block(block, family) for block in blocks_of(stack)]
+    try:
+        with torch.no_grad():
+            output = module(**inputs)
+    finally:
+        for blocks in seen.values():
+            for block in blocks:
+                block.forget()
+    return seen, output
+
+
+class Block:
     """What goes into one block and comes out, and what its MLP reads and gives."""
 
     def __init__(self, block: nn.Module, family: str) -> None:
@@ -186,6 +193,11 @@ class _Block:
     def _down(self, _: Any, inputs: Any, output: Any) -> None:
         self.neurons, self.written = inputs[0], output
 
+    def forget(self) -> None:
+        """Take the hooks away."""
+        for hook in self.hooks:
+            hook.remove()
+
     def parts(self) -> dict[str, torch.Tensor]:
         """Return the parts of the block that belong to the MLP."""
         if self.neurons is None:
@@ -209,7 +221,7 @@ def blocks_of(stack: nn.Module) -> list[nn.Module]:
     return list(max(lists, key=len))
 
 
-def _entries(output: Any, stack: str) -> Any:
+def entries_of(output: Any, stack: str) -> Any:
     """Return the hidden states that transformers reports, the last one normed."""
     name = f"{stack.rstrip('.')}_hidden_states".lstrip("_")
     entries = getattr(output, name, None)

@@ -3,6 +3,7 @@
 import importlib
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,9 @@ def found_in(result: Any, name: str) -> Any:
     """Return a variable of a result, or the number at a path of its facts."""
     if not name:
         return result
+    if not hasattr(result, "data"):
+        # A store of extracted states.
+        return np.concatenate([np.asarray(block) for block in result.blocks(name)])
     head, _, path = name.partition(".")
     if head != "facts":
         return result.data[name].to_numpy()
@@ -157,3 +161,34 @@ def test_examples_of_a_direction_with_copies() -> None:
     direction = hs.Direction.of(np.ones(64), sites="layer.1")
     asked = {"directions": direction, "texts": [TEXT, TEXT, OTHER], "threshold": 0.1}
     check("examples", tiny("gpt2"), asked)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_anatomy(family: str) -> None:
+    check("anatomy", tiny(family), {})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("pool", [None, "mean", "last"])
+def test_extract(family: str, pool: str | None, tmp_path: Path) -> None:
+    sites = "encoder.layer.*" if family == "t5" else "layer.*"
+    asked = {"corpus": TEXTS, "to": tmp_path / "states", "sites": sites, "pool": pool}
+    check("extract", tiny(family), asked)
+
+
+@pytest.mark.parametrize("analysis", ["profile", "compare"])
+def test_series(analysis: str) -> None:
+    models = [tiny("llama"), tiny("llama", 1), tiny("bert")]
+    check("series", models, {"analysis": analysis, "data": [TEXT, OTHER]})
+
+
+def test_series_against_the_previous_member() -> None:
+    models = [tiny("gpt2"), tiny("gpt2", 1), tiny("gpt2", 2)]
+    asked = {"analysis": "compare", "data": [TEXT, OTHER], "against": "previous"}
+    check("series", models, asked)
+
+
+@pytest.mark.parametrize(("analysis", "options"), [("probe", {"sites": "layer.2"}), ("project", {"method": "pca"})])
+def test_series_of_labelled_texts(analysis: str, options: dict[str, Any]) -> None:
+    models = [tiny("llama"), tiny("gpt2")]
+    check("series", models, {"analysis": analysis, "data": CLASSES, "options": options})
