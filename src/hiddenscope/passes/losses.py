@@ -63,7 +63,9 @@ def measure_losses(
         if divergence:
             scores = logits - normaliser[:, None]
             whole = scores if row == 0 else whole
-            columns.append((apart, (whole.exp() * (whole - scores)).sum(-1)))
+            terms = whole.exp() * (whole - scores)
+            # Rounding must not take equal predictions below zero.
+            columns.append((apart, terms.sum(-1).clamp_min(0)))
         counts = lengths - 1
         starts = np.cumsum(counts) - counts
         for table, values in columns:
