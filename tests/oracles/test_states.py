@@ -14,6 +14,9 @@ from tests.registry import CLASSES, OTHER, TEXT, TEXTS, points, tiny
 
 FAMILIES = ("llama", "gpt2", "gemma3_text", "bert", "t5", "granite")
 
+# What float32 leaves of shares and of nats that are 0.
+ROUNDING = 1e-6
+
 
 def disagreements(expected: Mapping[str, Any], result: Any) -> list[str]:
     """Name what an oracle expects and a result does not hold."""
@@ -26,7 +29,8 @@ def disagreements(expected: Mapping[str, Any], result: Any) -> list[str]:
             continue
         finite = np.abs(value[np.isfinite(value)])
         scale = finite.max() if finite.size else 1.0
-        near = np.isclose(found, value, rtol=1e-3, atol=1e-4 * scale, equal_nan=True)
+        atol = max(1e-4 * scale, ROUNDING)
+        near = np.isclose(found, value, rtol=1e-3, atol=atol, equal_nan=True)
         if not near.all():
             place = tuple(np.argwhere(~near)[0]) if near.ndim else ()
             wrong.append(f"{name}{list(map(int, place))}: {found[place]}, expected {value[place]} ({(~near).sum()} of {near.size})")
@@ -49,13 +53,14 @@ def found_in(result: Any, name: str) -> Any:
     return np.nan if value is None else value
 
 
-def check(word: str, model: Any, asked: Mapping[str, Any]) -> None:
-    """Ask, and compare with the oracle."""
+def check(word: str, model: Any, asked: Mapping[str, Any]) -> Any:
+    """Ask, compare with the oracle, and return the result."""
     result = getattr(hs, word)(model, **asked)
     oracle = getattr(importlib.import_module(f"tests.oracles.{word}"), word)
     expected = oracle(model, asked, result)
     assert expected
     assert disagreements(expected, result) == []
+    return result
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -192,3 +197,31 @@ def test_series_against_the_previous_member() -> None:
 def test_series_of_labelled_texts(analysis: str, options: dict[str, Any]) -> None:
     models = [tiny("llama"), tiny("gpt2")]
     check("series", models, {"analysis": analysis, "data": CLASSES, "options": options})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_features(family: str) -> None:
+    stack = "encoder." if family == "t5" else ""
+    texts = [f"{TEXT} {OTHER} {number}" for number in range(4)]
+    asked = {"texts": texts, "site": f"{stack}layer.2"}
+    result = check("features", tiny(family), asked)
+    for comparison in result.facts["comparisons"]:
+        if comparison["measure"] == "divergence":
+            assert min(score["value"] for score in comparison["scores"]) >= 0
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("dictionary", ["pca", "neurons"])
+def test_features_of_an_mlp(family: str, dictionary: str) -> None:
+    texts = [f"{TEXT} {OTHER} {number}" for number in range(4)]
+    asked = {"texts": texts, "dictionary": dictionary, "site": "layer.2.mlp"}
+    check("features", tiny(family), asked)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_features_of_labelled_texts(family: str) -> None:
+    stack = "encoder." if family == "t5" else ""
+    rows = np.random.default_rng(0).normal(size=(40, 64))
+    made = hs.Dictionary.of(rows, f"{stack}layer.1")
+    made = replace(made, encoding=replace(made.encoding, gate="topk", k=5))
+    check("features", tiny(family), {"dictionary": made, "data": CLASSES})
