@@ -36,21 +36,28 @@ def anatomy(
         entries = naive.entries_of(output, stack)
         blocks = states[stack]
         layers = [blocks[0].input, *(block.output for block in blocks)]
-        if len(entries) != len(layers):
+        if len(entries) != len(layers) or not layers[-1].numel():
             raise naive.Uncovered("entries that are no layers")
         where = f"facts.stacks.{number}"
         for layer, (state, entry) in enumerate(zip(layers, entries, strict=True)):
             differences[f"{stack}layer.{layer}"] = _largest(state, entry)
         raw = differences[f"{stack}layer.{len(blocks)}"]
         facts[f"{where}.blocks"] = len(blocks)
-        facts[f"{where}.width"] = layers[0].shape[-1]
+        facts[f"{where}.width"] = layers[0][0, 0].numel()
         facts[f"{where}.causal"] = naive.is_causal(model, stack)
         facts[f"{where}.proved_entries"] = len(entries)
         facts[f"{where}.largest_difference"] = 0.0
         facts[f"{where}.raw_difference"] = raw if raw > 0 else np.nan
-        if raw > 0:
-            last = getattr(output, f"{'encoder_' * (stack == 'encoder.')}last_hidden_state", None)
-            differences[f"{stack}final"] = 0.0 if last is None else _largest(last, entries[-1])
+        if _largest(layers[0], entries[0]) > 0:
+            # Mamba's report begins with layer.1, XLM's blocks are no modules.
+            raise naive.Uncovered("entries that are no layers")
+        if raw != 0:
+            last = getattr(
+                output, f"{'encoder_' * (stack == 'encoder.')}last_hidden_state", None
+            )
+            differences[f"{stack}final"] = (
+                0.0 if last is None else _largest(last, entries[-1])
+            )
     facts["facts.makes_logits"] = getattr(output, "logits", None) is not None
     head = getattr(module, "get_output_embeddings", lambda: None)()
     if head is not None and result.facts.get("head"):
@@ -62,7 +69,12 @@ def anatomy(
 
 
 def _largest(state: torch.Tensor, entry: torch.Tensor) -> float:
-    return float((state.reshape(entry.shape) - entry).abs().max())
+    if state.shape == entry.transpose(0, 1).shape:
+        # XLNet has tokens before texts.
+        entry = entry.transpose(0, 1)
+    if state.shape != entry.shape:
+        return float("nan")
+    return float((state - entry).abs().max())
 
 
 def _padding_changes_nothing(model: Any) -> bool:
@@ -79,7 +91,11 @@ def _padding_changes_nothing(model: Any) -> bool:
     for stack, blocks in states.items():
         for number, text in enumerate((short, long)):
             alone = naive.run(model, text)[f"{stack}layer.{len(blocks)}"]
-            batched = blocks[-1].output[number, : len(alone)].numpy()
-            if not np.allclose(batched, alone, rtol=1e-5, atol=1e-5 * np.abs(alone).max()):
+            output = blocks[-1].output
+            rows = output[number] if len(output) == 2 else output[:, number]
+            batched = rows[: len(alone)].reshape(alone.shape).numpy()
+            if not np.allclose(
+                batched, alone, rtol=1e-5, atol=1e-5 * np.abs(alone).max()
+            ):
                 return False
     return True

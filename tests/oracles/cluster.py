@@ -78,7 +78,9 @@ def directions(rows: np.ndarray) -> np.ndarray:
     units = []
     for row in rows:
         length = np.linalg.norm(row - mean)
-        units.append((row - mean) / length if length > rounding else np.zeros_like(mean))
+        units.append(
+            (row - mean) / length if length > rounding else np.zeros_like(mean)
+        )
     return np.array(units)
 
 

@@ -18,7 +18,7 @@ def embed(
         raise naive.Uncovered("a folder of sentence-transformers says how")
     texts, pool = asked["texts"], asked.get("pool") or "mean"
     truncate = asked.get("truncate", False)
-    site = str(asked.get("site") or last_site(model))
+    site = str(asked.get("site") or last_site(model, texts))
     values = naive.vectors(model, texts, site, pool, truncate)
     adjust = asked.get("adjust")
     if adjust is not None:
@@ -34,11 +34,13 @@ def embed(
     return {"": values}
 
 
-def last_site(model: Any) -> str:
+def last_site(model: Any, texts: Any) -> str:
     """Return `final`, or the last layer; of two stacks the encoder's."""
-    states = naive.run(model, [5, 6])
+    states = naive.run(model, naive.encoded(model, texts)[0])
     stack = "encoder." if "encoder.layer.0" in states else ""
-    if f"{stack}final" in states:
+    width = states[f"{stack}layer.0"].shape[1]
+    # A `final` of another width is in no default (decision 17).
+    if states.get(f"{stack}final", np.empty((0, 0))).shape[1] == width:
         return f"{stack}final"
     layers = [site for site in states if site.startswith(f"{stack}layer.")]
     numbers = [site.rpartition("layer.")[2] for site in layers]

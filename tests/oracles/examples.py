@@ -60,7 +60,9 @@ def examples(
     every = naive.strings(texts)
     facts |= {
         "facts.texts": len(every),
-        "facts.groups": len(set(naive.groups_of(every, getattr(texts, "groups", None)))),
+        "facts.groups": len(
+            set(naive.groups_of(every, getattr(texts, "groups", None)))
+        ),
         "facts.tokens": (rows.position > 0).sum(),
         "facts.first_left_out": (rows.position == 0).sum(),
         "facts.threshold": threshold,
@@ -104,7 +106,7 @@ def _linear(model: Any, item: Any, sites: list[str]) -> list[tuple[str, Any]]:
     for key, vector in item.vectors.items():
         unit = vector.numpy() / np.linalg.norm(vector.numpy())
         pattern = key or item.sites
-        if not isinstance(pattern, str) or pattern not in sites and "*" in pattern:
+        if not isinstance(pattern, str) or (pattern not in sites and "*" in pattern):
             raise naive.Uncovered("a direction at several sites")
         found = [site for site in dict.fromkeys(sites) if site.endswith(pattern)]
         for site in found:
@@ -115,7 +117,12 @@ def _linear(model: Any, item: Any, sites: list[str]) -> list[tuple[str, Any]]:
 def encode(dictionary: Any, rows: np.ndarray) -> np.ndarray:
     """Return the activation of every feature in every row."""
     encoding = dictionary.encoding
-    if encoding.state_norm or encoding.gate not in ("linear", "relu", "threshold", "topk"):
+    if encoding.state_norm or encoding.gate not in (
+        "linear",
+        "relu",
+        "threshold",
+        "topk",
+    ):
         raise naive.Uncovered(f"the gate {encoding.gate}")
     if encoding.centred:
         rows = rows - dictionary.bias.double().numpy()

@@ -65,7 +65,11 @@ def features(
     group_of = naive.groups_of(every, given_groups)
     order = np.random.default_rng(0).permutation(len(set(group_of.tolist())))
     half_of_text = order[group_of] % 2
-    counted = (outputs.position > 0) & ~is_massive(outputs.values) & ~is_massive(inputs.values)
+    counted = (
+        (outputs.position > 0)
+        & ~is_massive(outputs.values)
+        & ~is_massive(inputs.values)
+    )
     neurons, rows_of_neurons = _of_layer(source, site), None
     if neurons is not None and (site.endswith(".mlp") or labels is not None):
         rows_of_neurons = naive.rows_at(source, texts, _neurons_of(site)).values
@@ -129,12 +133,21 @@ def features(
         share = ((states - rows) ** 2).sum() / spread.sum()
         measured["unexplained"][name] = float(share)
     if result.facts.get("losses"):
-        measured |= _losses(source, texts, site, counted, {"": np.tile(mean, (len(states), 1)), **said}, facts)
+        measured |= _losses(
+            source,
+            texts,
+            site,
+            counted,
+            {"": np.tile(mean, (len(states), 1)), **said},
+            facts,
+        )
     if labels is not None:
         detected = {"the dictionary": activations}
         if is_compared:
             half_others = states[half != 1]
-            detected["principal components"] = _components(half_others, few).activations(states)
+            detected["principal components"] = _components(
+                half_others, few
+            ).activations(states)
         if rows_of_neurons is not None:
             detected["neurons"] = rows_of_neurons
         measured["auroc"] = _auroc(detected, text, half_of_text, labels, read)
@@ -212,8 +225,12 @@ def _by_token(
 
 
 def _losses(
-    model: Any, texts: Any, site: str, counted: np.ndarray,
-    variants: Mapping[str, np.ndarray], facts: dict[str, Any],
+    model: Any,
+    texts: Any,
+    site: str,
+    counted: np.ndarray,
+    variants: Mapping[str, np.ndarray],
+    facts: dict[str, Any],
 ) -> dict[str, dict[str, float]]:
     """Run every text with each of these in the place of its states."""
     start = np.cumsum(counted) - 1
@@ -254,7 +271,7 @@ def _log_probabilities(
     def put(state: torch.Tensor) -> torch.Tensor:
         state = state.clone()
         for place, values in changes.items():
-            state[0, place] = torch.from_numpy(values)
+            state[0, place] = torch.from_numpy(values).reshape(state[0, place].shape)
         return state
 
     if not layer.isdecimal() or part not in ("", "mlp"):
@@ -266,8 +283,11 @@ def _log_probabilities(
         place = blocks[int(layer) - 1].mlp
         hook = place.register_forward_hook(lambda _, inputs, output: put(output))
     elif layer == "0":
-        hook = blocks[0].register_forward_pre_hook(lambda _, inputs: (put(inputs[0]), *inputs[1:]))
+        hook = blocks[0].register_forward_pre_hook(
+            lambda _, inputs: (put(inputs[0]), *inputs[1:])
+        )
     else:
+
         def leave(_: Any, inputs: Any, output: Any) -> Any:
             if isinstance(output, tuple):
                 return (put(output[0]), *output[1:])

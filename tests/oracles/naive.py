@@ -54,8 +54,22 @@ def in_float64(model: Any) -> nn.Module:
     """Return a copy of a model's module in float64, on the CPU."""
     module = model.module
     if module not in _copies:
-        _copies[module] = copy.deepcopy(module).cpu().double().eval()
+        copied = copy.deepcopy(module).cpu().double().eval()
+        try:
+            _try(copied)
+        except RuntimeError:
+            # Grouped products of experts have no float64.
+            copied = copied.float()
+        _copies[module] = copied
     return _copies[module]
+
+
+def _try(module: nn.Module) -> None:
+    inputs = {"input_ids": torch.tensor([[5, 6]])}
+    if getattr(getattr(module, "config", None), "is_encoder_decoder", False):
+        inputs["decoder_input_ids"] = torch.tensor([[5]])
+    with torch.no_grad():
+        module(**inputs)
 
 
 def encoded(model: Any, texts: Any, truncate: bool = False) -> list[list[int]]:
@@ -106,17 +120,27 @@ def run(
     """Run one text; return every state by its site, and the logits if there are any."""
     module = in_float64(model)
     config = getattr(module, "config", None)
-    given: dict[str, Any] = {"input_ids": torch.tensor([ids])}
+    inputs: dict[str, Any] = {"input_ids": torch.tensor([ids])}
     if getattr(config, "is_encoder_decoder", False):
         start = [model.module.config.decoder_start_token_id]
-        given["decoder_input_ids"] = torch.tensor([targets or start])
+        inputs["decoder_input_ids"] = torch.tensor([targets or start])
     if config is not None:
-        given["output_hidden_states"] = True
-    seen, given_out = run_module(module, given)
+        inputs["output_hidden_states"] = True
+    seen, output = run_module(module, inputs)
     states: dict[str, np.ndarray] = {}
     for name, blocks in seen.items():
-        entries = entries_of(given_out, name)
+        entries = entries_of(output, name)
+        if not blocks[-1].output.numel():
+            # SqueezeBERT calls its blocks past the hooks: its report is all there is.
+            blocks, entries = [], entries or ()
+        for number, entry in enumerate(entries if not blocks else ()):
+            states[f"{name}layer.{number}"] = rows_of(entry)
+        if not blocks:
+            continue
         raw = blocks[-1].output
+        given = targets or [0] if name == "decoder." else ids
+        if len(given) not in raw.shape[:2]:
+            raise Uncovered("another number of states than of tokens")
         states[f"{name}layer.0"] = rows_of(blocks[0].input)
         for number, block in enumerate(blocks, 1):
             states[f"{name}layer.{number}"] = rows_of(block.output)
@@ -124,14 +148,16 @@ def run(
                 states[f"{name}layer.{number}.{part}"] = rows_of(value)
         if entries is None:
             continue
-        if len(entries) == len(blocks) + 1:
+        first = blocks[0].output
+        without_embeddings = first.shape == entries[0].shape and first.equal(entries[0])
+        if len(entries) == len(blocks) + 1 and not without_embeddings:
             # The model's own report, but for the last entry, which may be normed.
             for number, entry in enumerate(entries[:-1]):
                 states[f"{name}layer.{number}"] = rows_of(entry)
         last = entries[-1]
         if last.shape != raw.shape or not torch.equal(last, raw):
             states[f"{name}final"] = rows_of(last)
-    logits = getattr(given_out, "logits", None)
+    logits = getattr(output, "logits", None)
     if logits is not None and logits.ndim == 3:
         states["logits"] = rows_of(logits)
     return states
@@ -216,9 +242,13 @@ def inside(block: nn.Module, path: str) -> nn.Module:
 
 
 def blocks_of(stack: nn.Module) -> list[nn.Module]:
-    """Return the blocks of a stack: its longest list of modules."""
+    """Return the blocks of a stack: its longest list of modules, of equals the last."""
     lists = [part for part in stack.modules() if isinstance(part, nn.ModuleList)]
-    return list(max(lists, key=len))
+    within = set()
+    for several in lists:
+        within |= {id(part) for block in several for part in block.modules()}
+    outer = [several for several in lists if id(several) not in within]
+    return list(max(reversed(outer), key=len))
 
 
 def entries_of(output: Any, stack: str) -> Any:
@@ -227,14 +257,18 @@ def entries_of(output: Any, stack: str) -> Any:
     entries = getattr(output, name, None)
     if entries is None:
         return None
-    last = getattr(output, f"{'encoder_' * (stack == 'encoder.')}last_hidden_state", None)
+    last = getattr(
+        output, f"{'encoder_' * (stack == 'encoder.')}last_hidden_state", None
+    )
     return entries if last is None else (*entries[:-1], last)
 
 
 def rows_of(state: torch.Tensor) -> np.ndarray:
-    """Return the state of the one text, `[token, width]`."""
-    values = state.detach().numpy()
-    return values.reshape(-1, values.shape[-1])
+    """Return the state of the one text, `[token, width]`; streams lie side by side."""
+    values = state.detach().double().numpy()
+    # XLNet has tokens before texts.
+    values = values[0] if len(values) == 1 else values[:, 0]
+    return values.reshape(len(values), -1)
 
 
 def runs(
@@ -323,8 +357,11 @@ def is_causal(model: Any, stack: str = "") -> bool:
     """Tell whether the state of a token ignores the tokens behind it."""
     if stack == "decoder.":
         return True
-    states = [run(model, ids)[f"{stack}layer.1"] for ids in ([5, 6, 7], [5, 6, 9])]
-    return bool(np.array_equal(states[0][:2], states[1][:2]))
+    states = [
+        run(model, ids)[f"{stack}layer.1"] for ids in ([5, 6, 7, 8, 9], [5, 6, 7, 8, 4])
+    ]
+    # Experts group tokens, and round them as they are grouped.
+    return bool(np.allclose(states[0][:4], states[1][:4], rtol=1e-5, atol=1e-6))
 
 
 def default_pool(model: Any, sites: list[str]) -> str:
@@ -404,8 +441,10 @@ def groups_of(texts: list[Any], groups: Any = None) -> np.ndarray:
                 if together and part[i] != part[j]:
                     part[i] = part[j] = min(part[i], part[j])
                     changed = True
-    first_key = {number: "" for number in part}
+    first_key = dict.fromkeys(part, "")
     for number in first_key:
-        first_key[number] = min(k for k, p in zip(keys, part, strict=True) if p == number)
+        first_key[number] = min(
+            k for k, p in zip(keys, part, strict=True) if p == number
+        )
     order = sorted(set(first_key.values()))
     return np.array([order.index(first_key[number]) for number in part])

@@ -53,7 +53,9 @@ def probe(
         least.append(at_site.losses)
         numbers = {
             score: at_site.score(folds >= 0),
-            f"{score}_fold": [at_site.score(folds == k) for k in range(folds.max() + 1)],
+            f"{score}_fold": [
+                at_site.score(folds == k) for k in range(folds.max() + 1)
+            ],
             "penalty": at_site.penalty,
             "penalty_whole": at_site.penalty_whole,
         }
@@ -90,7 +92,10 @@ def probe(
 
 def _firsts(texts: list[Any], labels: list[Any]) -> list[int]:
     """Return the texts that are no copies: of these the first in the alphabet counts."""
-    keys = [(naive.copy_key(text), str(label)) for text, label in zip(texts, labels, strict=True)]
+    keys = [
+        (naive.copy_key(text), str(label))
+        for text, label in zip(texts, labels, strict=True)
+    ]
     first = []
     for number, key in enumerate(keys):
         same = [k for k, other in enumerate(keys) if other == key]
@@ -114,7 +119,11 @@ def _targets(labels: list[Any], is_number: bool) -> tuple[np.ndarray, list[Any]]
     if is_number:
         numbers = np.array([float(label) for label in labels])
         return (numbers - numbers.mean()) / numbers.std(), []
-    names = labels if all(isinstance(label, int) for label in labels) else list(map(str, labels))
+    names = (
+        labels
+        if all(isinstance(label, int) for label in labels)
+        else list(map(str, labels))
+    )
     classes = sorted(set(names))
     return np.array([classes.index(name) for name in names]), classes
 
@@ -127,7 +136,10 @@ def assigned_folds(
     Groups of one size come in the order of a hash of the seed and their name.
     """
     codes = np.zeros(len(names), dtype=int) if is_number else targets
-    per_class = [len({n for n, c in zip(names, codes, strict=True) if c == code}) for code in set(codes)]
+    per_class = [
+        len({n for n, c in zip(names, codes, strict=True) if c == code})
+        for code in set(codes)
+    ]
     count = min(FOLDS, *per_class, len(set(names)))
     totals = np.bincount(codes)
     members = {name: np.zeros(len(totals)) for name in names}
@@ -156,7 +168,11 @@ class _Site:
     """The probes of one site: a penalty chosen on inner folds, then one fit a fold."""
 
     def __init__(
-        self, rows: np.ndarray, targets: np.ndarray, folds: np.ndarray, classes: list[Any]
+        self,
+        rows: np.ndarray,
+        targets: np.ndarray,
+        folds: np.ndarray,
+        classes: list[Any],
     ) -> None:
         self.targets, self.classes = targets, classes
         deviation = rows.std(0)
@@ -224,7 +240,9 @@ class _Site:
 
 def least(losses: np.ndarray) -> float:
     """Return the penalty with the least loss, of equals the largest."""
-    return max(p for p, loss in zip(PENALTIES, losses, strict=True) if loss == losses.min())
+    return max(
+        p for p, loss in zip(PENALTIES, losses, strict=True) if loss == losses.min()
+    )
 
 
 def _centre(sites: list[str], accuracy: np.ndarray, chance: float) -> dict[str, float]:

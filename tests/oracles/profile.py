@@ -34,20 +34,28 @@ def profile(
         raise naive.Uncovered("layers through the final norm")
     texts, targets = asked["texts"], asked.get("targets")
     sites = naive.sites_of(result)
-    stacks = list(dict.fromkeys(site.partition("layer")[0].replace("final", "") for site in sites))
+    stacks = list(
+        dict.fromkeys(site.partition("layer")[0].replace("final", "") for site in sites)
+    )
     parts = []
     for stack in stacks:
         here = [site for site in sites if site.startswith(stack)]
         rows = {}
         for site in here:
-            rows[site] = naive.rows_at(model, texts, site, targets, asked.get("truncate", False))
+            rows[site] = naive.rows_at(
+                model, texts, site, targets, asked.get("truncate", False)
+            )
         parts.append(_Stack(here, rows, final_norm))
     expected: dict[str, np.ndarray] = {}
     for part in parts:
         for name, values in part.variables.items():
             before = expected.get(name)
             expected[name] = values
-            if before is not None and values.ndim == 2 and not name.startswith("channel"):
+            if (
+                before is not None
+                and values.ndim == 2
+                and not name.startswith("channel")
+            ):
                 # Cells between the stacks are empty.
                 size = np.add(before.shape, values.shape)
                 whole = np.full(size, np.nan)
@@ -186,10 +194,10 @@ class _Stack:
             column = variables[name]
             if middle and np.isfinite(column[middle]).all():
                 facts[key] = np.median(column[middle])
-            if sites[-1].endswith("final") and len(sites) > 1 and middle:
-                if np.isfinite(column[-2:]).all():
-                    facts[f"before_final.{key}"] = column[-2]
-                    facts[f"at_final.{key}"] = column[-1]
+            has_final = sites[-1].endswith("final") and len(sites) > 1 and middle
+            if has_final and np.isfinite(column[-2:]).all():
+                facts[f"before_final.{key}"] = column[-2]
+                facts[f"at_final.{key}"] = column[-1]
         if len([key for key in facts if key in names]) == 2:
             facts["norm_ratio"] = facts["first_token_norm"] / facts["other_tokens_norm"]
         for name in ("anisotropy", "effective_rank"):
@@ -198,7 +206,10 @@ class _Stack:
                 if np.isfinite(column).any():
                     facts[f"{name}.{key}"] = np.nanmedian(column)
         facts["largest_norm.norm"] = variables["norm"].max()
-        ends = {"intrinsic_dimension": "intrinsic_dimension_others", "added": "added_median"}
+        ends = {
+            "intrinsic_dimension": "intrinsic_dimension_others",
+            "added": "added_median",
+        }
         for key, name in ends.items():
             if np.isfinite(variables[name]).any():
                 facts[f"{key}.lowest.value"] = np.nanmin(variables[name])
@@ -349,7 +360,9 @@ def _against_previous(
     expected = {}
     for number, (ends, p) in enumerate(gaps):
         smaller = sorted(other for _, other in gaps)
-        steps = [(len(gaps) - k) * other for k, other in enumerate(smaller) if other <= p]
+        steps = [
+            (len(gaps) - k) * other for k, other in enumerate(smaller) if other <= p
+        ]
         expected[f"{where}.{number}.p"] = np.array(min(1.0, max(steps)))
         for name, end in zip(("value", "low", "high"), ends, strict=True):
             expected[f"{where}.{number}.{name}"] = np.array(end)

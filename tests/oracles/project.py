@@ -29,6 +29,8 @@ def project(
     models = list(source) if isinstance(source, list | tuple) else [source]
     for model in models:
         naive.need_model(model)
+    if asked.get("truncate"):
+        raise naive.Uncovered("texts that are cut")
     data = asked["data"]
     datasets = data if isinstance(data, Mapping) else {"": data}
     sites = naive.sites_of(result)
@@ -41,8 +43,7 @@ def project(
     parts = {}
     for m, model in enumerate(models):
         for d, dataset in enumerate(datasets.values()):
-            truncate = asked.get("truncate", False)
-            parts[m, d] = _Part(model, dataset, sites, pool, truncate)
+            parts[m, d] = _Part(model, dataset, sites, pool, len(models) == 1)
     # Too many neighbours for the smallest of the datasets are too many for all.
     fewest = min(len(part.labels) for part in parts.values())
     count = min(count, fewest - 1)
@@ -77,7 +78,9 @@ def project(
             if scored:
                 numbers["shown"][m, d, s] = silhouette(picture, part.codes)
     if method == "pca":
-        expected["x"], expected["y"] = (squeezed(each[:, None], 1, len(models)) for each in pictures)
+        expected["x"], expected["y"] = (
+            squeezed(each[:, None], 1, len(models)) for each in pictures
+        )
     else:
         del numbers["trust"], numbers["shown"]
     for name, values in numbers.items():
@@ -110,7 +113,7 @@ class _Part:
     """One dataset in one model: points of every site, with classes and groups."""
 
     def __init__(
-        self, model: Any, data: Any, sites: list[str], pool: Any, truncate: bool
+        self, model: Any, data: Any, sites: list[str], pool: Any, is_only: bool
     ) -> None:
         texts, labels, groups = labelled(data)
         self.texts, self.labels = texts, labels or [""] * len(texts)
@@ -129,10 +132,11 @@ class _Part:
         self.values = {}
         for site in sites:
             try:
-                self.values[site] = naive.vectors(model, texts, site, pool, truncate)
+                self.values[site] = naive.vectors(model, texts, site, pool)
             except naive.Uncovered:
                 # Of several models, not each has every site.
-                continue
+                if is_only:
+                    raise
 
     def scores(self, site: str) -> dict[str, float]:
         """Score the classes of the points that count."""

@@ -32,7 +32,9 @@ def search(
         nearnesses = [near(vector, row, nearness) for row in rows]
         sign = 1 if nearness == "l2" else -1
         # Equal rows come in the order of the source.
-        order = sorted(range(len(rows)), key=lambda k: (round(sign * nearnesses[k], 9), k))
+        order = sorted(
+            range(len(rows)), key=lambda k: (round(sign * nearnesses[k], 9), k)
+        )
         number[place] = order[:count]
         score[place] = [nearnesses[k] for k in order[:count]]
     expected: dict[str, Any] = {"score": score, "number": number}

@@ -19,9 +19,7 @@ ALONG = ((), ("site",), ("site", "text"))
 BY_NAME = ("l2_", "relative_")
 
 
-def series(
-    models: Any, asked: Mapping[str, Any], result: Any
-) -> dict[str, np.ndarray]:
+def series(models: Any, asked: Mapping[str, Any], result: Any) -> dict[str, np.ndarray]:
     """Return the expected numbers of every member, along the depths."""
     word, data = asked["analysis"], asked["data"]
     options = dict(asked.get("options") or {})
@@ -43,11 +41,16 @@ def series(
     for place, (numbers, part) in enumerate(answers):
         sites = naive.sites_of(part)
         for name, values in numbers.items():
-            variable, values = _along(name, np.asarray(values, float), part, members, place)
+            variable, values = _along(
+                name, np.asarray(values, float), part, members, place
+            )
             if variable is None or variable not in result.data:
                 continue
             is_scalar = values.ndim == 0
-            shape = (len(members), *(() if is_scalar else (len(axis), *values.shape[1:])))
+            shape = (
+                len(members),
+                *(() if is_scalar else (len(axis), *values.shape[1:])),
+            )
             whole = expected.setdefault(variable, np.full(shape, np.nan))
             if is_scalar:
                 whole[place] = values
@@ -61,7 +64,11 @@ def series(
 
 def as_model(member: Any) -> hs.Model:
     """Return the model of a member."""
-    member = getattr(member, "model", member) if type(member).__name__ == "Member" else member
+    member = (
+        getattr(member, "model", member)
+        if type(member).__name__ == "Member"
+        else member
+    )
     return member if isinstance(member, hs.Model) else hs.load(member)
 
 
@@ -94,7 +101,10 @@ def _along(
         return None, values
     if part.kind == "compare" and name in ("cka", "cka_chance"):
         # Each site beside that of the other model at its depth.
-        sites, others = naive.sites_of(part), list(map(str, part.data["source_site"].to_numpy()))
+        sites, others = (
+            naive.sites_of(part),
+            list(map(str, part.data["source_site"].to_numpy())),
+        )
         found = np.full(len(sites), np.nan)
         for row, site in enumerate(sites):
             match = _same_depth(site, sites, others)
@@ -111,15 +121,24 @@ def _same_depth(site: str, sites: list[str], others: list[str]) -> str:
     number = site.rpartition("layer.")[2]
     if not number.isdecimal():
         return site if site in others else ""
-    layers = {name: int(name.rpartition("layer.")[2]) for name in others if "layer." in name}
+    layers = {
+        name: int(name.rpartition("layer.")[2]) for name in others if "layer." in name
+    }
     depth = max(int(name.rpartition("layer.")[2]) for name in sites if "layer." in name)
     wanted = int(number) / max(1, depth)
     other_depth = max(1, *layers.values())
-    return min(layers, key=lambda name: (abs(layers[name] / other_depth - wanted), layers[name]))
+    return min(
+        layers,
+        key=lambda name: (abs(layers[name] / other_depth - wanted), layers[name]),
+    )
 
 
 def _facts(
-    asked: Mapping[str, Any], result: Any, expected: dict[str, Any], members: list[Any], axis: list[str]
+    asked: Mapping[str, Any],
+    result: Any,
+    expected: dict[str, Any],
+    members: list[Any],
+    axis: list[str],
 ) -> dict[str, Any]:
     """Return the facts that are numbers."""
     facts: dict[str, Any] = {}
@@ -152,7 +171,12 @@ def _facts(
             if word in BEST:
                 facts[where] = np.nanmax(column)
                 continue
-            rows = [row for row, site in enumerate(sites) if site.removeprefix("decoder.").startswith("layer.") and site.rpartition("layer.")[2].isdecimal()]
+            rows = [
+                row
+                for row, site in enumerate(sites)
+                if site.removeprefix("decoder.").startswith("layer.")
+                and site.rpartition("layer.")[2].isdecimal()
+            ]
             wanted = 1.0 if word in PAIRED else 0.5
             if rows:
                 row = min(rows, key=lambda row: abs(depth[row] - wanted))
