@@ -64,8 +64,10 @@ def measure_losses(
             scores = logits - normaliser[:, None]
             whole = scores if row == 0 else whole
             terms = whole.exp() * (whole - scores)
-            # A word that cannot follow has no part in it.
-            columns.append((apart, terms.masked_fill(whole == -torch.inf, 0).sum(-1)))
+            # A word that cannot follow has no part in it. Rounding must not take equal
+            # predictions below zero.
+            terms = terms.masked_fill(whole == -torch.inf, 0)
+            columns.append((apart, terms.sum(-1).clamp_min(0)))
         counts = lengths - 1
         starts = np.cumsum(counts) - counts
         for table, values in columns:
