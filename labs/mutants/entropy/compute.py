@@ -96,9 +96,7 @@ def select_sites(model: Model, sites: SitePatterns) -> tuple[tuple[Site, ...], S
     """Return the sites that the head can read, and the last layer of its stack."""
     stack = model.anatomy.stacks[-1]
     name = stack.name if model.encoder_decoder else None
-    selected = tuple(
-        site for site in model.anatomy.select(sites) if site.stack == name
-    )
+    selected = tuple(site for site in model.anatomy.select(sites) if site.stack == name)
     problem = f"Cannot read a prediction from {sites} of {model.name}"
     for site in selected:
         if site.part:

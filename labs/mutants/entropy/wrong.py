@@ -25,7 +25,9 @@ class Patch(NamedTuple):
 # In the order of the issue that asked for them.
 WRONG: dict[str, tuple[Patch, ...]] = {
     # `final` enters where the last layer does, and goes through the norm again.
-    "norm twice": (Patch("return site if site.layer is None else last", "return last"),),
+    "norm twice": (
+        Patch("return site if site.layer is None else last", "return last"),
+    ),
     "no norm": (
         Patch(
             "unembedding.logits(unembedding.head_inputs(rows))",
@@ -42,7 +44,7 @@ WRONG: dict[str, tuple[Patch, ...]] = {
         Patch("states[site])", "states[of_first_stack(model, site)])"),
         Patch(
             "def entry(",
-            '''\
+            """\
 def in_first_stack(model, batch, sites):
     return batch, [of_first_stack(model, site) for site in sites]
 
@@ -52,7 +54,7 @@ def of_first_stack(model, site):
     return Site(site.layer, "", name)
 
 
-def entry(''',
+def entry(""",
         ),
     ),
     # `tokenizer(texts, padding=True)`, without a look at its mask.
@@ -85,10 +87,7 @@ def entry(''',
         ),
     ),
     "final missing": (
-        Patch(
-            "if site.stack == name\n",
-            "if site.stack == name and site.layer is not None\n",
-        ),
+        Patch("site.stack == name)", "site.stack == name and site.layer is not None)"),
     ),
     # Switched on for some experiment, and for everything that the user runs next.
     "gradient left on": (
