@@ -20,7 +20,7 @@ from labs.mutants.trial import (
 
 
 def main() -> int:
-    """Draw, try, print; 1 if a fault is not found."""
+    """Draw, try, print; 1 if a test failed that fails without the fault too."""
     options = _options()
     mutants, aside = draw(options.seed, options.count, options.room)
     if options.list:
@@ -46,7 +46,7 @@ def main() -> int:
     if options.write:
         page = report.page(outcomes, aside, options.seed)
         report.PAGE.write_text(page, "utf-8")
-    return int(not all(outcome.found for outcome in outcomes))
+    return int(any(outcome.verdict == UNSURE for outcome in outcomes))
 
 
 def tried(mutants: Sequence[Mutant], options: argparse.Namespace) -> Iterator[Outcome]:
@@ -97,8 +97,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--seconds", type=float, default=ALL_SECONDS, help="for all tests of a mutant"
     )
-    parser.add_argument("--write", action="store_true", help="write results.md")
-    return parser.parse_args()
+    parser.add_argument(
+        "--write", action="store_true", help="write labs/mutants/results.md"
+    )
+    options = parser.parse_args()
+    if options.write and (options.only or options.room or options.reach):
+        parser.error("--write keeps a whole run: leave --only, --room and --reach out")
+    return options
 
 
 if __name__ == "__main__":
