@@ -1,6 +1,7 @@
 """Which faults are tried: drawn by a seed, without those that no test can see."""
 
 import ast
+import hashlib
 import random
 import tomllib
 from collections import defaultdict
@@ -60,7 +61,9 @@ def drawn(seed: int, room: str = "", root: Path = ROOT) -> Iterator[Mutant]:
     """Yield mutants in the order in which a seed draws them, until all are drawn.
 
     Kinds of faults are equally likely, and so are the places of a kind: a room is drawn
-    in proportion to its size. No two are in one line.
+    in proportion to its size. No two are in one line. The order is that of a hash of
+    the seed and the name of each, so that a change elsewhere in the package leaves what
+    is drawn as it was.
     """
     by_kind: dict[str, list[Mutant]] = defaultdict(list)
     folder = root / PACKAGE / room
@@ -71,9 +74,9 @@ def drawn(seed: int, room: str = "", root: Path = ROOT) -> Iterator[Mutant]:
         source = file.read_text("utf-8")
         for fault in faults_in(source):
             by_kind[fault.kind].append(Mutant(path, fault, source))
-    chance = random.Random(seed)
     for kind in by_kind.values():
-        chance.shuffle(kind)
+        kind.sort(key=lambda mutant: _digest(seed, mutant))
+    chance = random.Random(seed)
     lines: set[str] = set()
     while by_kind:
         kind = chance.choice(sorted(by_kind))
@@ -83,6 +86,11 @@ def drawn(seed: int, room: str = "", root: Path = ROOT) -> Iterator[Mutant]:
         if mutant.place not in lines and mutant.is_sound:
             lines.add(mutant.place)
             yield mutant
+
+
+def _digest(seed: int, mutant: Mutant) -> bytes:
+    text = "\n".join([str(seed), *mutant.name])
+    return hashlib.sha256(text.encode()).digest()
 
 
 def draw(

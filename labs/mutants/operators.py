@@ -304,7 +304,7 @@ class _Finder(ast.NodeVisitor):
         return " ".join(text.split()) if "\n" in text else text
 
     def _start(self, node: ast.AST) -> int:
-        return self.starts[node.lineno - 1] + node.col_offset  # type: ignore[attr-defined,no-any-return]
+        return self.starts[node.lineno - 1] + node.col_offset
 
     def _end(self, node: ast.AST) -> int:
-        return self.starts[node.end_lineno - 1] + node.end_col_offset  # type: ignore[attr-defined,no-any-return]
+        return self.starts[node.end_lineno - 1] + node.end_col_offset
