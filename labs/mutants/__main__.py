@@ -3,15 +3,13 @@
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import replace
 
 from labs.mutants import report
 from labs.mutants.draw import Mutant, draw
 from labs.mutants.trial import (
     ALL_SECONDS,
-    UNSURE,
     Outcome,
     check_copy,
     failing_anyway,
@@ -27,33 +25,44 @@ def main() -> int:
         for number, mutant in enumerate(mutants, 1):
             print(f"{number} {mutant.place} {mutant.fault.what}")
         return 0
-    numbers = range(1, len(mutants) + 1)
+    numbers = {mutant.place: number for number, mutant in enumerate(mutants, 1)}
     if options.only:
-        numbers, mutants = [options.only], [mutants[options.only - 1]]
+        mutants = [mutants[options.only - 1]]
     check_copy()
-    outcomes = []
-    for outcome in tried(mutants, options):
-        outcomes.append(outcome)
-        number = numbers[mutants.index(outcome.mutant)]
-        told = f"[{len(outcomes)} of {len(mutants)}] {number}"
-        print(f"{told} {report.line_of(outcome)}", flush=True)
-    outcomes.sort(key=lambda outcome: mutants.index(outcome.mutant))
-    outcomes = confirmed(outcomes, options.jobs)
-    for outcome in outcomes:
+    outcomes: dict[str, Outcome] = {}
+    unsound: set[str] = set()
+    waiting = mutants
+    while waiting:
+        for number, outcome in enumerate(tried(waiting, options, unsound), 1):
+            outcomes[outcome.mutant.place] = outcome
+            told = f"[{number} of {len(waiting)}] {numbers[outcome.mutant.place]}"
+            print(f"{told} {report.line_of(outcome)}", flush=True)
+        # A test that fails on the package as it is finds nothing: it is left out, and
+        # the others are asked.
+        tests = {outcomes[mutant.place].test for mutant in waiting} - {"", *unsound}
+        failing = failing_anyway(sorted(tests), options.jobs)
+        for test in sorted(failing):
+            print(f"fails without a fault too, and is left out: {test}", flush=True)
+        unsound |= failing
+        waiting = [m for m in waiting if outcomes[m.place].test in failing]
+    ordered = [outcomes[mutant.place] for mutant in mutants]
+    for outcome in ordered:
         if not outcome.found:
             print(f"\n{report.line_of(outcome)}\n{report.difference(outcome.mutant)}")
-    print(f"\n{report.summary(outcomes, aside, options.seed)}")
+    print(f"\n{report.summary(ordered, aside, options.seed)}")
     if options.write:
-        page = report.page(outcomes, aside, options.seed)
+        page = report.page(ordered, aside, options.seed)
         report.PAGE.write_text(page, "utf-8")
-    return int(any(outcome.verdict == UNSURE for outcome in outcomes))
+    return int(bool(unsound))
 
 
-def tried(mutants: Sequence[Mutant], options: argparse.Namespace) -> Iterator[Outcome]:
+def tried(
+    mutants: Sequence[Mutant], options: argparse.Namespace, without: Collection[str]
+) -> Iterator[Outcome]:
     """Yield what comes of each mutant, as it comes; some are tried side by side."""
     with ThreadPoolExecutor(options.jobs) as pool:
         waiting = [
-            pool.submit(hold, mutant, options.reach, options.seconds)
+            pool.submit(hold, mutant, options.reach, options.seconds, without)
             for mutant in mutants
         ]
         try:
@@ -62,18 +71,6 @@ def tried(mutants: Sequence[Mutant], options: argparse.Namespace) -> Iterator[Ou
         finally:
             for future in waiting:
                 future.cancel()
-
-
-def confirmed(outcomes: Sequence[Outcome], jobs: int) -> list[Outcome]:
-    """Return the outcomes without credit for a test that fails on the package as it is."""
-    tests = {outcome.test for outcome in outcomes if outcome.test}
-    wrong = failing_anyway(sorted(tests), jobs)
-    checked = []
-    for outcome in outcomes:
-        if outcome.test in wrong:
-            outcome = replace(outcome, verdict=UNSURE)
-        checked.append(outcome)
-    return checked
 
 
 def _options() -> argparse.Namespace:

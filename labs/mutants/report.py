@@ -16,7 +16,7 @@ def line_of(outcome: Outcome) -> str:
     mutant = outcome.mutant
     told = f"{mutant.place} {mutant.fault.what}: {outcome.verdict}"
     if outcome.test:
-        told += f" by {outcome.test}" if outcome.found else f": {outcome.test}"
+        told += f" by {outcome.test}"
     return f"{told} ({outcome.seconds:.0f} s)"
 
 
