@@ -16,7 +16,7 @@ AGAIN := again() { "$$@" || { sleep 10; "$$@"; } || { sleep 60; "$$@"; }; }; aga
 # The tests of one room: its folders, and the files that begin with its name.
 OF_ROOM = $(or $(shell find $(1) -name __pycache__ -prune -o \( -type d -name '$(ROOM)' -o -name 'test_$(ROOM)*.py' \) -print),$(error There are no tests of '$(ROOM)' in $(1)))
 
-.PHONY: help setup setup-all demo browser test test-all test-part check scripts figures format conformance bench calibrate fuzz chaos faults truth docs site dist smoke clean
+.PHONY: help setup setup-all demo browser test test-all test-part check scripts figures format conformance bench calibrate fuzz mutants chaos faults truth docs site dist smoke clean
 
 help:            ## Say what can be made.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -110,6 +110,10 @@ fuzz: $(EVERYTHING)   ## Try hostile and damaged input at length. CASES=1000 mak
 	$(BIN)/python -m labs.fuzz.requests --cases $(or $(CASES),5000)
 	$(BIN)/python -m labs.fuzz.load
 	HIDDENSCOPE_THOROUGH=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m '' $$(grep -rlE 'tests\.(slices|untouched)' tests --include='test_*.py')
+
+mutants: $(EVERYTHING) ## Plant small faults in the package, and count those that the tests find. SEED=7 make mutants   draws others.
+	$(BIN)/python -m labs.mutants.entropy
+	$(BIN)/python -m labs.mutants --seed $(or $(SEED),6) --count $(or $(COUNT),60) --write
 
 chaos: $(EVERYTHING)  ## Inject faults into stores and jobs at length: flipped bits, crashes, kills, races, losses of power.
 	$(BIN)/python -m labs.chaos

@@ -210,8 +210,16 @@ ANALYSES = (
 
 ANALYSIS = {analysis.word: analysis for analysis in ANALYSES}
 
-TOLD = tuple(word for word in ANALYSIS if word != "extract")
-"""The kinds of results that have a story: an extraction leaves a store alone."""
+STORIES = {
+    analysis.word: f"hiddenscope.{analysis.module}.story"
+    for analysis in ANALYSES
+    if analysis.word != "extract"
+}
+"""The module that tells each kind of result; an extraction leaves a store alone.
+
+`@analysis` adds those of other packages, when they are imported. A file names a kind,
+never a module.
+"""
 
 COMMANDS = {
     "demo": "Write a page that shows a model's hidden states, and print where it is.",

@@ -18,10 +18,12 @@ hiddenscope.errors.StatesError: times must be an integer >= 1: got 0. Give a num
 """  # noqa: E501
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from operator import attrgetter
 from types import UnionType
 from typing import (
@@ -38,7 +40,7 @@ from typing import (
 )
 
 from hiddenscope.arguments import explaining, integer, shown
-from hiddenscope.catalog import ANALYSIS, PUBLIC
+from hiddenscope.catalog import ANALYSIS, PUBLIC, STORIES
 from hiddenscope.errors import ArgumentError, PassError
 from hiddenscope.states.pooling import CHOICES, NAMES, SCORE_POOLINGS
 
@@ -238,7 +240,8 @@ def analysis(**details: Any) -> Callable[[Function], Function]:
 
     Integers are held to their bounds and the model to its `needs` before the analysis
     begins, and what else is wrong with an argument is said in one sentence when it
-    fails.
+    fails. Where the package that declares it has a module `story`, that tells its
+    results.
     """
 
     def declare(function: Function) -> Function:
@@ -262,6 +265,10 @@ def analysis(**details: Any) -> Callable[[Function], Function]:
 
         wrapper: Any = readable(explaining(function, prepare=prepare))
         wrapper.description = description
+        word, package = function.__name__, function.__module__
+        is_package = hasattr(sys.modules[package], "__path__")
+        if word not in STORIES and is_package and find_spec(f"{package}.story"):
+            STORIES[word] = f"{package}.story"
         return cast(Function, wrapper)
 
     return declare

@@ -30,7 +30,7 @@ from typing import (
 )
 
 from hiddenscope.arguments import checked, shown
-from hiddenscope.catalog import ANALYSIS, TOLD
+from hiddenscope.catalog import ANALYSIS, STORIES
 from hiddenscope.errors import ArgumentError, FileError, StatesError
 from hiddenscope.files import PathLike, check_seal, printable, replacing
 from hiddenscope.results.export import (
@@ -144,7 +144,7 @@ class Result:
         """Describe the result in sentences, or its facts line by line where its kind
         has no sentences. Safe on a terminal.
         """
-        if self.kind in TOLD:
+        if self.kind in STORIES:
             lines = [f"  {printable(sentence, None)}" for sentence in findings_of(self)]
         else:
             lines = list(fact_lines(self.facts, "  "))

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
-from hiddenscope.catalog import ANALYSIS, TOLD
+from hiddenscope.catalog import ANALYSIS, STORIES
 from hiddenscope.errors import Error, StatesError, first_line
 from hiddenscope.files import printable
 from hiddenscope.results.drawing import by_dimensions
@@ -132,12 +132,14 @@ class Section:
 def story_of(result: "Result") -> list[Section]:
     """Return the sections of a result."""
     with explained(result):
-        if result.kind not in TOLD:
+        if result.kind not in STORIES:
             title = result.title.capitalize()
             return [Section(title, views=tuple(by_dimensions(result)))]
         story = _story_module(result.kind).story
         first, *others = story(report_of(result), result)
-        return [replace(first, docs=result.kind), *others]
+        if result.kind in ANALYSIS:
+            first = replace(first, docs=result.kind)
+        return [first, *others]
 
 
 @contextmanager
@@ -210,4 +212,4 @@ def views_of(result: "Result") -> tuple[View, ...]:
 
 
 def _story_module(word: str) -> Any:
-    return import_module(f"hiddenscope.{ANALYSIS[word].module}.story")
+    return import_module(STORIES[word])

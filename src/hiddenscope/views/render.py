@@ -18,7 +18,7 @@ from urllib.parse import quote
 import numpy as np
 
 from hiddenscope.arguments import checked
-from hiddenscope.catalog import ANALYSIS
+from hiddenscope.catalog import STORIES
 from hiddenscope.errors import FileError, StatesError
 from hiddenscope.files import PathLike, replacing
 from hiddenscope.results import (
@@ -90,7 +90,7 @@ def page(result: Result, docs: str = "", *, folds: bool = False) -> str:
     beside = len(more) if len(more) <= BESIDE + 1 else BESIDE
     tables = first.tables
     # A kind without sentences shows its facts as they are.
-    if result.kind not in ANALYSIS and result.facts:
+    if result.kind not in STORIES and result.facts:
         rows = [(name.replace("_", " "), value) for name, value in _items(result.facts)]
         facts = Listing("What was found", ("name", "value"), tuple(rows))
         tables = (facts, *tables)
