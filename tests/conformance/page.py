@@ -1,8 +1,11 @@
 """Write the measured part of docs/conformance.md from what was recorded."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from switches import switches
 
 PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
 BEGIN = "<!-- conformance: `python tests/conformance/run.py --record` writes this -->\n"
@@ -99,6 +102,46 @@ def _lines(record: Mapping[str, Any]) -> Iterator[str]:
         f"{len(record['untried'])} language models of this transformers have no tiny"
         f" configuration here: {', '.join(record['untried'])}."
     )
+    yield ""
+    yield from _switches()
+
+
+def _switches() -> Iterator[str]:
+    """Yield the section about the switches that tiny configurations had hidden."""
+    named: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    types = switches()
+    for model_type, hidden in sorted(types.items()):
+        for name, switch in hidden.items():
+            named[switch["why"]][name].append(model_type)
+    counts = {}
+    for why, names in named.items():
+        counts[why] = sum(map(len, names.values()))
+    yield "### Switches"
+    yield ""
+    yield (
+        "A multiplier of 1, a soft cap that is not set or a window as long as the text"
+        " would let a mistake pass unseen. The tiny configurations had"
+        f" {sum(counts.values())} such switches in {len(types)} model types, and now"
+        " have them where they act; each changes what its model gives back."
+        f" {counts['published']} are set by published models:"
+    )
+    yield ""
+    by_count = sorted(named["published"].items(), key=lambda item: -len(item[1]))
+    rows = [[f"`{name}`", ", ".join(names)] for name, names in by_count]
+    yield from _table(["switch", "model types"], rows)
+    yield ""
+    yield (
+        f"{counts['size']} more were too large to act on a short text or on small"
+        f" activations: {_counted(named['size'])}. {counts['code']} are left alone by"
+        " the published models that are known, but the code has them:"
+        f" {_counted(named['code'])}."
+    )
+
+
+def _counted(named: Mapping[str, list[str]]) -> str:
+    """Return names with the number of their types, the most frequent first."""
+    by_count = sorted(named.items(), key=lambda item: -len(item[1]))
+    return ", ".join(f"`{name}` ({len(types)})" for name, types in by_count)
 
 
 def _total(tasks: Mapping[str, Mapping[str, int]], verdict: str) -> int:

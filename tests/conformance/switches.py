@@ -1,9 +1,12 @@
-"""The switches of tiny configurations that a value of 0, 1 or None would hide.
+"""The switches of tiny configurations that some value hides.
 
-`switches.json` has, for each model type, what its published models set and the
-configuration of its class leaves out or at a value that nothing can tell from an absent
-switch in a text of eleven tokens: a multiplier of 1, no soft cap, a window as long as
-the text. `tiny_configs.json.gz` has `tiny` in place of `hidden`.
+With it, nothing can tell the switch from an absent one in a text of eleven tokens: a
+multiplier of 1, no soft cap, a window as long as the text. `switches.json` has them for
+each model type. `hidden` is such a value, and `tiny` the one that the configurations in
+`tiny_configs.json.gz` have. `why` says whether published models set it ("published"),
+its usual value is too large for small models and short texts ("size"), or only the code
+knows it ("code"). What models set is as in the configuration classes and docstrings of
+transformers, or as their configurations are known.
 """
 
 import json

@@ -98,9 +98,10 @@ def test_parts_sum_to_the_models_own_logit(family: str) -> None:
     probability = logits.softmax(-1)
     expected = [probability[0, ANSWER], probability[1, OTHER]]
     np.testing.assert_allclose(result.data["probability"], expected, rtol=1e-4)
-    assert result.facts["softcap"] == (3 if family == "gemma2" else None)
+    capped = family in ("gemma2", "gemma3_text")
+    assert result.facts["softcap"] == (3 if capped else None)
     assert result.facts["scale"] == (0.25 if family == "cohere" else None)
-    if family == "gemma2":
+    if capped:
         logits = 3 * torch.arctanh(logits / 3)
     own = np.array([logits[0, ANSWER], logits[1, OTHER]])
     pair = hs.contributions(model, IDS, ANSWER, OTHER).data["logit"].item()

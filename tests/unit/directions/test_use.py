@@ -131,6 +131,9 @@ def test_the_lens_of_a_direction_is_its_unembedding_by_hand(family):
     vector = feature.vectors["layer.2"].float()
     with torch.no_grad():
         logits = module.lm_head(norm(torch.stack([vector, -vector])))
+    cap = getattr(module.config, "final_logit_softcapping", None)
+    if cap is not None:
+        logits = cap * torch.tanh(logits / cap)
     best = logits.softmax(-1).topk(4)
     result = hs.lens(model, feature, k=4)
     assert result.data["word_id"].values[0].tolist() == best.indices.tolist()

@@ -238,7 +238,7 @@ def test_a_window_shorter_than_the_text_is_tried_by_itself() -> None:
 def test_windows_of_single_layers_and_of_attention_that_keeps_so_many_tokens_are_known() -> (
     None
 ):
-    assert {16, 1024} <= attention_windows(
+    assert {4, 1024} <= attention_windows(
         hs.load((configured("NeoMMEForMaskedLM"), None))
     )
     assert 8 in attention_windows(
@@ -249,8 +249,9 @@ def test_windows_of_single_layers_and_of_attention_that_keeps_so_many_tokens_are
 def test_the_trial_is_longer_than_a_window_and_than_two_where_the_text_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    only = {"sliding_window": None}
     model, tried = (
-        hs.load((configured("DogeForCausalLM", keep_window_size=20), None)),
+        hs.load((configured("DogeForCausalLM", **only, keep_window_size=20), None)),
         list[int](),
     )
     monkeypatch.setattr(
