@@ -1,0 +1,72 @@
+"""One naive implementation of the numbers of every analysis, to compare with.
+
+A file whose stem is the word of an analysis holds a function of that name, which
+takes the model, what was asked and the result. Of the result it takes coordinates
+alone, and returns what the numeric variables must be.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import hiddenscope as hs
+from hiddenscope.catalog import ANALYSES
+from tests.oracles.plain import NoTable as NoTable
+
+Oracle = Callable[[hs.Model, Mapping[str, Any], hs.Result], dict[str, Any]]
+
+# Shares of a variable's scale, by the dtype of the model.
+TOLERANCE = {"float64": 2e-3, "float32": 2e-3, "bfloat16": 0.1, "float16": 0.02}
+
+
+def _gather() -> dict[str, Oracle]:
+    oracles = {}
+    for word in ANALYSES:
+        if Path(__file__).with_name(f"{word}.py").exists():
+            room = importlib.import_module(f"tests.oracles.{word}")
+            oracles[word] = getattr(room, word)
+    return oracles
+
+
+ORACLES: dict[str, Oracle] = _gather()
+
+
+def disagreements(
+    word: str, model: hs.Model, asked: Mapping[str, Any], result: hs.Result
+) -> list[str]:
+    """Say where the numbers of a result are not those of its oracle.
+
+    Each line names the variable, the place, what was found and what was expected. A
+    family that is not in the table raises `NoTable`.
+    """
+    expected = ORACLES[word](model, asked, result)
+    dtype = str(next(model.module.parameters()).dtype).removeprefix("torch.")
+    lines = []
+    for name, values in expected.items():
+        variable = result.data[name]
+        found = np.asarray(variable.values, dtype=np.float64)
+        values = np.asarray(values, dtype=np.float64)
+        if found.shape != values.shape:
+            lines.append(f"{word} {name}: {found.shape}, and not {values.shape}")
+            continue
+        finite = np.isfinite(values)
+        scale = np.abs(values[finite]).max(initial=0)
+        far = np.abs(found - values) > TOLERANCE[dtype] * scale + 1e-6
+        unlike = np.isnan(found) != np.isnan(values)
+        unlike |= ~finite & ~np.isnan(values) & (found != values)
+        for place in np.argwhere(np.where(finite, far, False) | unlike)[:5]:
+            where = []
+            for dim, index in zip(variable.dims, place, strict=True):
+                label = index
+                if dim in variable.coords:
+                    label = variable.coords[dim].values[index]
+                where.append(f"{dim}={label}")
+            here = tuple(place)
+            lines.append(
+                f"{word} {name} at {', '.join(where)}: found {found[here]:.6g},"
+                f" expected {values[here]:.6g}"
+            )
+    return lines
