@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import hiddenscope as hs
-from hiddenscope.catalog import ANALYSES
+from hiddenscope.catalog import ANALYSIS
 from tests.oracles.plain import NoTable as NoTable
 
 Oracle = Callable[[hs.Model, Mapping[str, Any], hs.Result], dict[str, Any]]
@@ -24,7 +24,7 @@ TOLERANCE = {"float64": 2e-3, "float32": 2e-3, "bfloat16": 0.1, "float16": 0.02}
 
 def _gather() -> dict[str, Oracle]:
     oracles = {}
-    for word in ANALYSES:
+    for word in ANALYSIS:
         if Path(__file__).with_name(f"{word}.py").exists():
             room = importlib.import_module(f"tests.oracles.{word}")
             oracles[word] = getattr(room, word)

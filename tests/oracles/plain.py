@@ -490,9 +490,8 @@ class Plain:
 
         `part` is q, k or v.
         """
-        queries, keys = self.heads(shape)
+        queries, _ = self.heads(shape)
         block = self.blocks(shape)[0]
-        names = {"q": shape.queries, "k": shape.keys, "v": shape.values}
         size = weight_of(block.get_submodule(shape.out)).shape[1] // queries
         place = "qkv".index(part)
         if not shape.fused:
@@ -503,8 +502,65 @@ class Plain:
             start = (3 * head + place) * size
         else:
             start = head * size if part == "q" else (queries + place - 1) * size
-        assert names[part]
         return torch.arange(start, start + size)
+
+
+def texts_of(model: Any, texts: Any, targets: Any = None) -> list[dict[str, Any]]:
+    """Return the inputs of a pass for each text."""
+    encoded = model.encode(texts, targets=targets)
+    rows = []
+    for number, ids in enumerate(encoded.ids):
+        row = {"input_ids": [list(ids)]}
+        if encoded.targets is not None:
+            row["decoder_input_ids"] = [list(encoded.targets.ids[number])]
+        rows.append(row)
+    return rows
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A contrast or an interchange as ids, and where its answers are read."""
+
+    clean: dict[str, Any]
+    corrupt: dict[str, Any]
+    at: tuple[int, int]
+    answer: int
+    other: int
+    group: Any
+
+    def difference(self, logits: Tensor, side: int) -> Tensor:
+        """Return the answer's logit less the other's, on the clean side (0) or not."""
+        row = logits[..., self.at[side], :]
+        return row[..., self.answer] - row[..., self.other]
+
+
+def pairs_of(model: Any, asked: Any) -> list[Pair]:
+    """Return the distinct pairs of prompts of a question."""
+    pairs: dict[Any, Pair] = {}
+    for contrast in asked if isinstance(asked, list | tuple) else [asked]:
+        sides = []
+        at = []
+        for prompt in (contrast.clean, contrast.corrupt):
+            prompt = prompt if isinstance(prompt, str) else list(prompt)
+            (side,) = texts_of(model, prompt, contrast.targets)
+            ids = side.get("decoder_input_ids", side["input_ids"])[0]
+            place = contrast.at
+            if place is None:
+                place = -1
+                mask = getattr(model.tokenizer, "mask_token_id", None)
+                if mask in ids and not model.encoder_decoder:
+                    place = ids.index(mask)
+            sides.append(side)
+            at.append(place % len(ids))
+        answers = []
+        for answer in (contrast.answer, contrast.other):
+            if isinstance(answer, str):
+                (answer,) = model.tokenizer(answer, add_special_tokens=False).input_ids
+            answers.append(answer)
+        key = (str(sides), tuple(at), *answers)
+        pair = Pair(*sides, (at[0], at[1]), *answers, contrast.group)
+        pairs.setdefault(key, pair)
+    return list(pairs.values())
 
 
 def weight_of(module: nn.Module) -> Tensor:
