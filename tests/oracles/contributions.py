@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import hiddenscope as hs
-from tests.oracles.plain import NoTable, Plain, texts_of, weight_of
+from tests.oracles.plain import NoTable, Plain, repeated, texts_of, weight_of
 
 
 def contributions(
@@ -108,7 +108,8 @@ class _Question:
             layer = f"{self.prefix}layer.{number}"
             sites = [f"{layer}.mlp.neuron.{n}" for n in range(weight.shape[1])]
             states = self.plain.run(row, sites)[1]
-            effects += [reader.difference(states[site][0, -1], *words) for site in sites]
+            writes = torch.stack([states[site][0, -1] for site in sites])
+            effects += reader.differences(writes, *words).tolist()
         strongest = sorted(effects, key=lambda effect: -abs(effect))
         return np.array(strongest[: data.sizes["rank"]])
 
@@ -135,22 +136,32 @@ class _Reader:
         normed = plain.run(row, [self.final])[1][self.final][0, -1]
         assert torch.allclose(normed, state * self.gain + self.bias)
 
-    def read(self, final: Tensor, answer: int, other: int | None) -> float:
-        """Return the logit, or the difference of two, at a final state."""
+    def reads(self, finals: Tensor, answer: int, other: int | None) -> Tensor:
+        """Return the logit, or the difference of two, at final states [row, width]."""
 
         def change(state: Tensor) -> Tensor:
-            return final.expand_as(state)
+            return finals[:, None].expand_as(state)
 
-        logits = self.plain.run(self.row, (), {self.final: change})[0][0, -1]
+        rows = repeated(self.row, len(finals))
+        logits = self.plain.run(rows, (), {self.final: change})[0][:, -1]
         cap = getattr(self.plain.config, "final_logit_softcapping", None)
         if cap:
             logits = cap * torch.atanh(logits / cap)
-        return float(logits[answer] - (0 if other is None else logits[other]))
+        return logits[:, answer] - (0 if other is None else logits[:, other])
+
+    def read(self, final: Tensor, answer: int, other: int | None) -> float:
+        """Return the same of one final state."""
+        return float(self.reads(final[None], answer, other)[0])
+
+    def differences(self, writes: Tensor, answer: int, other: int | None) -> Tensor:
+        """Return what each write [row, width] adds to the logit."""
+        if self.centred:
+            writes = writes - writes.mean(-1, keepdim=True)
+        finals = writes * self.gain
+        nothing = torch.zeros_like(finals)
+        read = self.reads(torch.cat([finals, nothing[:1]]), answer, other)
+        return read[:-1] - read[-1]
 
     def difference(self, write: Tensor, answer: int, other: int | None) -> float:
-        """Return what a write adds to the logit."""
-        if self.centred:
-            write = write - write.mean()
-        final = write * self.gain
-        nothing = torch.zeros_like(final)
-        return self.read(final, answer, other) - self.read(nothing, answer, other)
+        """Return what one write adds to the logit."""
+        return float(self.differences(write[None], answer, other)[0])

@@ -84,7 +84,10 @@ def _measures(
             wanted = np.full(len(following), target)
         index = torch.as_tensor(wanted)[None, :, None].expand(len(sites), -1, 1)
         theirs = log.gather(-1, index.clamp_min(0))
-        rank = (log >= theirs).sum(-1).numpy().astype(float)
+        # Rounding may put words that are as likely in any order.
+        least = (log > theirs + 1e-5).sum(-1).numpy() + 1.0
+        most = (log > theirs - 1e-5).sum(-1).numpy()
+        rank = np.clip(np.nan_to_num(found["target_rank"].values), least, most)
         probability = theirs[..., 0].exp().numpy()
         numbers["target_rank"] = np.where(wanted >= 0, rank, np.nan)
         numbers["target_probability"] = np.where(wanted >= 0, probability, np.nan)

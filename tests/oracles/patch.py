@@ -171,12 +171,12 @@ class _Patching:
             for column in columns:
                 clean, corrupt = positions[column]
                 into, of = (clean, corrupt) if self.into == "clean" else (corrupt, clean)
-                if self.method == "zero":
+                if hold:
+                    state[0, into, channels] = base[place][0, into, channels]
+                elif self.method == "zero":
                     state[0, into, channels] = 0
                 elif self.method == "mean":
                     state[0, into, channels] = self.means[place][channels]
-                elif hold:
-                    state[0, into, channels] = base[place][0, into, channels]
                 elif -1 not in (into, of):
                     state[0, into, channels] = source[place][0, of, channels]
             return state

@@ -30,7 +30,7 @@ class Shape:
     `attn`, `cross` and `mlp` are the modules whose output is added to the stream, and
     `out`, `cross_out` and `down` the projections that heads and neurons go through.
     `reads` and `mlp_reads` are the modules that take the stream for attention and for
-    the MLP. `queries`, `keys` and `values` are the last modules in which every head has
+    the MLP, and `inner` takes that after its norm. `queries`, `keys` and `values` are the last modules in which every head has
     columns of its own, and `fused` says how these lie where one module makes all three.
     `factor` names an attribute of the block by which each part is multiplied.
     """
@@ -42,6 +42,7 @@ class Shape:
     down: str | None = "mlp.down_proj"
     reads: tuple[str, ...] = ("input_layernorm",)
     mlp_reads: tuple[str, ...] = ("post_attention_layernorm",)
+    inner: str = "mlp"
     queries: str = "self_attn.q_proj"
     keys: str = "self_attn.k_proj"
     values: str = "self_attn.v_proj"
@@ -61,6 +62,7 @@ OPT = Shape(
     out="self_attn.out_proj",
     mlp="fc2",
     down="fc2",
+    inner="fc1",
     reads=("self_attn_layer_norm",),
     mlp_reads=("final_layer_norm",),
     norm="layer_norm",
@@ -109,6 +111,7 @@ BERT = Shape(
     out="attention.output.dense",
     mlp="output.dense",
     down="output.dense",
+    inner="intermediate.dense",
     reads=("attention.self.query", "attention.self.key", "attention.self.value"),
     mlp_reads=("intermediate.dense",),
     queries="attention.self.query",
@@ -124,6 +127,7 @@ T5 = Shape(
     out="layer.0.SelfAttention.o",
     mlp="layer.1.DenseReluDense.wo",
     down="layer.1.DenseReluDense.wo",
+    inner="layer.1.DenseReluDense",
     reads=("layer.0.layer_norm",),
     mlp_reads=("layer.1.layer_norm",),
     norm="encoder.final_layer_norm",
@@ -215,6 +219,7 @@ FAMILIES: dict[str, tuple[Shape, ...]] = {
             out="attn.out_proj",
             mlp="ffn.down_proj",
             down="ffn.down_proj",
+            inner="ffn",
             reads=("norm_1",),
             mlp_reads=("norm_2",),
             queries="attn.Wqkv",
@@ -240,6 +245,7 @@ FAMILIES: dict[str, tuple[Shape, ...]] = {
             blocks="decoder.block",
             mlp="layer.2.DenseReluDense.wo",
             down="layer.2.DenseReluDense.wo",
+            inner="layer.2.DenseReluDense",
             mlp_reads=("layer.2.layer_norm",),
             norm="decoder.final_layer_norm",
             cross="layer.1.EncDecAttention.o",
@@ -435,6 +441,8 @@ class Plain:
         if of[0] == "in":
             paths = shape.mlp_reads if part == "mlp" else shape.reads
             return [_before(block.get_submodule(path), touch) for path in paths]
+        if of[0] == "input":
+            return [_before(block.get_submodule(shape.inner), touch)]
         if of[0] in ("q", "k", "v"):
             names = {"q": shape.queries, "k": shape.keys, "v": shape.values}
             return [_after(block.get_submodule(names[of[0]]), touch)]
@@ -515,6 +523,11 @@ def texts_of(model: Any, texts: Any, targets: Any = None) -> list[dict[str, Any]
             row["decoder_input_ids"] = [list(encoded.targets.ids[number])]
         rows.append(row)
     return rows
+
+
+def repeated(row: Mapping[str, Any], times: int) -> dict[str, Any]:
+    """Return the inputs of a pass in which one text stands in every row."""
+    return {name: list(ids) * times for name, ids in row.items()}
 
 
 @dataclass(frozen=True)
