@@ -130,6 +130,9 @@ T5 = Shape(
     inner="layer.1.DenseReluDense",
     reads=("layer.0.layer_norm",),
     mlp_reads=("layer.1.layer_norm",),
+    queries="layer.0.SelfAttention.q",
+    keys="layer.0.SelfAttention.k",
+    values="layer.0.SelfAttention.v",
     norm="encoder.final_layer_norm",
 )
 BART = replace(
@@ -166,7 +169,7 @@ FAMILIES: dict[str, tuple[Shape, ...]] = {
             LLAMA,
             **NORMS_AFTER,
             reads=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-            mlp_reads=("mlp.gate_proj", "mlp.up_proj"),
+            mlp_reads=("mlp",),
             queries="self_attn.q_norm",
             keys="self_attn.k_norm",
         ),
@@ -391,6 +394,16 @@ class Plain:
         if logits is None:
             logits = output.get("prediction_logits", output[0])
         return logits, states
+
+    def attentions(self, inputs: Mapping[str, Any], name: str) -> list[Tensor]:
+        """Return the weights [head, query, key] of each block, as the model reports.
+
+        `name` is that of the report. The copy must be eager.
+        """
+        ids = {key: torch.as_tensor(value) for key, value in inputs.items()}
+        with exactly(), torch.no_grad():
+            output = self.module(**ids, output_attentions=True, return_dict=True)
+        return [weights[0] for weights in output[name]]
 
     def _tap(
         self,
