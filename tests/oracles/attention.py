@@ -68,7 +68,11 @@ class _Weights:
             block = self.plain.blocks(shape)[number - 1]
             weight = weight_of(block.get_submodule(shape.out))
             size = weight.shape[1] // queries
-            factor = getattr(block, shape.factor) if shape.factor else 1.0
+            factor: Any = getattr(block, shape.factor) if shape.factor else 1.0
+            if shape.attn not in (shape.out, ""):
+                # A norm after attention has a gain; its scale is left out.
+                norm: Any = block.get_submodule(shape.attn)
+                factor = norm.weight + ("Gemma" in type(norm).__name__)
             for head in self.heads:
                 group = int(head) * keys // queries
                 value = made[:, self.plain.columns(shape, "v", group)]
