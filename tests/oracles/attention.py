@@ -42,7 +42,7 @@ class _Weights:
     def __init__(self, model: hs.Model, data: Any) -> None:
         self.plain = Plain(model.module, eager=True)
         self.sites = [str(site) for site in data["site"].values]
-        self.heads = data["head"].values
+        self.heads = data["head"].values.tolist()
         self.cross = self.sites[0].endswith(".cross")
         stack = ""
         if len(self.plain.shapes) == 2:
@@ -74,7 +74,7 @@ class _Weights:
                 norm: Any = block.get_submodule(shape.attn)
                 factor = norm.weight + ("Gemma" in type(norm).__name__)
             for head in self.heads:
-                group = int(head) * keys // queries
+                group = head * keys // queries
                 value = made[:, self.plain.columns(shape, "v", group)]
                 columns = weight[:, head * size : (head + 1) * size]
                 found.append((value @ columns.T * factor).norm(dim=-1))

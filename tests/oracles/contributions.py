@@ -92,15 +92,13 @@ class _Question:
         cap = getattr(plain.config, "final_logit_softcapping", None)
         last = logits[0, -1]
         wide = cap * torch.atanh(last / cap) if cap else last
-        numbers["logit"] = wide[answer] - (0 if other is None else wide[other])
-        numbers["probability"] = last.softmax(-1)[answer]
+        numbers["logit"] = float(wide[answer] - (0 if other is None else wide[other]))
+        numbers["probability"] = float(last.softmax(-1)[answer])
         if "neuron" in data:
             numbers["neuron"] = self.neurons(row, reader, (answer, other), data)
         return {name: np.array(values, float) for name, values in numbers.items()}
 
-    def neurons(
-        self, row: Any, reader: "_Reader", words: Any, data: Any
-    ) -> np.ndarray:
+    def neurons(self, row: Any, reader: "_Reader", words: Any, data: Any) -> np.ndarray:
         """Return what the strongest neurons of all add."""
         effects = []
         for number, block in enumerate(self.plain.blocks(self.shape), 1):

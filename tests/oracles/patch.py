@@ -85,7 +85,9 @@ class _Patching:
         kept = np.ones(self.data.sizes["token"], bool)
         if "stack" in self.data.coords:
             kept = self.data["stack"].values == ("encoder" if encoder else "decoder")
-        sides = [self.data[name].values[kept] for name in ("position", "other_position")]
+        sides = [
+            self.data[name].values[kept] for name in ("position", "other_position")
+        ]
         return [(int(a), int(b)) for a, b in zip(*sides, strict=True)]
 
     def numbers(self, pair: Pair) -> dict[str, np.ndarray]:
@@ -147,7 +149,9 @@ class _Patching:
             if "stack" in self.data.coords and not site.startswith("encoder."):
                 first = int((self.data["stack"].values == "encoder").sum())
             for column in range(len(columns)):
-                window = [*range(column, min(len(columns), column + (self.window or 1)))]
+                window = [
+                    *range(column, min(len(columns), column + (self.window or 1)))
+                ]
                 paired = [place for place in window if -1 not in columns[place]]
                 if paired or (self.method in ("zero", "mean") and window):
                     yield (row, first + column), site, window
@@ -170,7 +174,9 @@ class _Patching:
             state = state.clone()
             for column in columns:
                 clean, corrupt = positions[column]
-                into, of = (clean, corrupt) if self.into == "clean" else (corrupt, clean)
+                into, of = (
+                    (clean, corrupt) if self.into == "clean" else (corrupt, clean)
+                )
                 if hold:
                     state[0, into, channels] = base[place][0, into, channels]
                 elif self.method == "zero":

@@ -20,7 +20,7 @@ Change = Callable[[Tensor], Tensor]
 
 
 class NoTable(LookupError):
-    """Say that the family of a module is not in the table."""
+    """Say that there is no oracle: of a family, or of what was asked."""
 
 
 @dataclass(frozen=True)
@@ -300,10 +300,15 @@ def copied(module: nn.Module, *, eager: bool = False) -> nn.Module:
     if eager:
         config = copy.deepcopy(module.config)
         maker: Any = type(module)
+        if hasattr(module, "merge_and_unload"):
+            raise NoTable("no eager copy of a model with an adapter")
         twin = maker._from_config(config, attn_implementation="eager")
         twin.load_state_dict(module.state_dict())
     else:
         twin = copy.deepcopy(module)
+    if hasattr(twin, "merge_and_unload"):
+        # An adapter adds to the weights.
+        twin = twin.merge_and_unload()
     twin = twin.double().cpu().eval()
     twin.config.use_cache = False
     # Grouped products are not there in float64.
@@ -328,6 +333,8 @@ class Plain:
         kind = getattr(config, "model_type", type(module).__name__)
         if kind not in FAMILIES:
             raise NoTable(f"no {kind} in the table of families")
+        if not all(weight.is_floating_point() for weight in module.parameters()):
+            raise NoTable("no oracle of quantised weights")
         self.module = copied(module, eager=eager)
         self.config: Any = self.module.config
         self.shapes = FAMILIES[kind]
@@ -475,9 +482,10 @@ class Plain:
             return out
 
         def scaled(module: nn.Module, value: Tensor, out: Tensor) -> Tensor:
-            # A norm without a mean multiplies each channel by a number.
+            # A norm without a mean multiplies each channel by a number. Of nothing it
+            # makes nothing.
             written = kept[0][..., columns] @ weight_of(last)[:, columns].T
-            old = written * (out / value) * factor
+            old = written * (out / value).nan_to_num(0) * factor
             return out + (touch(old) - old) / factor
 
         return [_after_with_input(last, keep), _after_with_input(added, scaled)]

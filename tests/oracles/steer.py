@@ -118,7 +118,9 @@ def _quality_reads(
             words = [place for place, token in enumerate(ids) if token not in special]
             places = words[number % MASKED :: MASKED] or words[:1]
             tokens = [ids[place] for place in places]
-            masked = [mask if place in places else ids[place] for place in range(len(ids))]
+            masked = [
+                mask if place in places else ids[place] for place in range(len(ids))
+            ]
             row = {"input_ids": [masked]}
         reads.append((row, places, tokens))
     return reads

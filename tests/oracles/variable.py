@@ -98,7 +98,9 @@ class _Exchange:
 
         def accuracy(values: Tensor) -> float:
             hits = []
-            for number, (pair, place) in enumerate(zip(self.pairs, places, strict=True)):
+            for number, (pair, place) in enumerate(
+                zip(self.pairs, places, strict=True)
+            ):
                 hits.append(self.hit(pair, site, place, values[number]))
             return float(np.mean(hits))
 

@@ -153,9 +153,9 @@ class Patched:
         kinds = [f"{attn}.{kind}" for kind in "qkv"]
         read_inner = f"{mlp}.input"
         by_heads = plain.run(rows, kinds, {f"{attn}.in": lambda x: x + away})[1]
-        by_mlp = plain.run(
-            rows, [mlp, read_inner], {f"{mlp}.in": lambda x: x + away}
-        )[1]
+        by_mlp = plain.run(rows, [mlp, read_inner], {f"{mlp}.in": lambda x: x + away})[
+            1
+        ]
         changes: dict[str, Callable[[Tensor], Tensor]] = {}
         for kind in kinds:
             changes[kind] = _Replace([], by_heads[kind])
@@ -269,7 +269,9 @@ def rewired(
 
     def reads(column: int) -> Tensor:
         kept_part = torch.einsum("nw,nwtd->ntd", known[:, :, column], written)
-        return rest + kept_part + torch.einsum("nw,wtd->ntd", cut[:, :, column], ablated)
+        return (
+            rest + kept_part + torch.einsum("nw,wtd->ntd", cut[:, :, column], ablated)
+        )
 
     for layer in range(1, plain.depth + 1):
         attn, mlp = f"layer.{layer}.attn", f"layer.{layer}.mlp"
