@@ -192,15 +192,20 @@ class _Maps:
 
 def _gradients(outputs: Tensor, leaf: Tensor) -> Tensor:
     """Return the gradient of each output [output, token, width]."""
-    rows = []
-    for output in outputs:
-        gradient = None
-        if output.requires_grad:
-            (gradient,) = torch.autograd.grad(
-                output, leaf, allow_unused=True, retain_graph=True
-            )
-        rows.append(torch.zeros_like(leaf[0]) if gradient is None else gradient[0])
-    return torch.stack(rows)
+    if not outputs.requires_grad:
+        return torch.zeros(len(outputs), *leaf[0].shape, dtype=leaf.dtype)
+    units = torch.eye(len(outputs), dtype=outputs.dtype)
+    (gradients,) = torch.autograd.grad(
+        outputs,
+        leaf,
+        units,
+        allow_unused=True,
+        retain_graph=True,
+        is_grads_batched=True,
+    )
+    if gradients is None:
+        return torch.zeros(len(outputs), *leaf[0].shape, dtype=leaf.dtype)
+    return gradients[:, 0]
 
 
 def _own(influence: np.ndarray, causal: bool) -> float:
