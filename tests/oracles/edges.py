@@ -1,0 +1,34 @@
+"""Edges: exact path patching by plain hooks, and estimates by their own definition."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+import hiddenscope as hs
+from tests.oracles.plain import Plain, pairs_of
+from tests.oracles.wiring import Patched, Wiring
+
+
+def edges(
+    model: hs.Model, asked: Mapping[str, Any], result: hs.Result
+) -> dict[str, np.ndarray]:
+    """Return the effects, without their standard error.
+
+    Which edges were computed exactly is taken from the result: some are drawn.
+    """
+    data = result.data
+    writers, readers = data["writer"].values.tolist(), data["reader"].values.tolist()
+    wiring = Wiring(Plain(model.module), writers, readers)
+    method = asked.get("method", "integrated")
+    effects, exactly = [], []
+    for pair in pairs_of(model, asked["contrasts"]):
+        patched = Patched(wiring, pair, asked.get("into", "corrupt"))
+        exact = patched.exact()
+        exactly.append(exact)
+        effects.append(exact if method == "exact" else patched.estimated(method))
+    computed = ~np.isnan(data["exact"].values)
+    effect, exact = np.mean(effects, 0), np.mean(exactly, 0)
+    if method == "exact" and asked.get("paths"):
+        effect = np.where(computed, effect, np.nan)
+    return {"effect": effect, "exact": np.where(computed, exact, np.nan)}

@@ -1,0 +1,186 @@
+"""Every analysis that has an oracle agrees with it, on families of several shapes."""
+
+import copy
+import inspect
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hiddenscope as hs
+from hiddenscope.testing import tiny_tokenizer
+from tests.configurations import configured
+from tests.oracles import disagreements
+from tests.planted import exchanges
+from tests.registry import CONTRAST, CONTRASTS, IDS, OTHER, TEXT, tiny
+
+CLASSES = {
+    "phi": "PhiForCausalLM",
+    "cohere": "CohereForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "mpt": "MptForCausalLM",
+    "xglm": "XGLMForCausalLM",
+    "gpt_neo": "GPTNeoForCausalLM",
+}
+FAMILIES = ("llama", "gpt2", "phi", "granite", "gemma3_text")
+
+
+@cache
+def subject(family: str) -> hs.Model:
+    """Return a tiny model of a family."""
+    if family in CLASSES:
+        return hs.load((configured(CLASSES[family]), tiny_tokenizer()))
+    return tiny(family)
+
+
+def check(word: str, family: str, *args: Any, **options: Any) -> None:
+    """Ask a question of a family, and compare the result with its oracle."""
+    function: Callable[..., hs.Result] = getattr(hs, word)
+    model = subject(family)
+    asked = inspect.signature(function).bind(model, *args, **options)
+    asked.apply_defaults()
+    result = function(model, *args, **options)
+    # The first is the model, whatever it is called.
+    arguments = dict([*asked.arguments.items()][1:])
+    assert disagreements(word, model, arguments, result) == []
+
+
+def shifted(model: hs.Model) -> tuple[Any, None]:
+    """Copy a module, with a matrix of its second block a little larger."""
+    copied: Any = copy.deepcopy(model.module)
+    for name, weight in copied.named_parameters():
+        if weight.ndim >= 2 and ".1." in name and "mlp" in name:
+            weight.data.mul_(1.05)
+    return copied, None
+
+
+WIRED = ("phi", "granite", "gemma3_text", "cohere", "mpt", "olmo2")
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "bert", "t5"])
+def test_a_lens_reads_what_a_pass_that_ends_with_the_state_gives(family: str) -> None:
+    check("lens", family, TEXT, target=20)
+
+
+def test_a_lens_of_parts_and_of_several_texts_is_that_of_passes() -> None:
+    check("lens", "granite", TEXT, sites="*.attn.head.*,*.mlp", target=20)
+    check("lens", "llama", [TEXT, OTHER], target="next", sites="*")
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "t5"])
+def test_patching_is_a_pass_for_each_cell(family: str) -> None:
+    check("patch", family, CONTRAST, method="both")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "mean"},
+        {"method": "zero", "sites": "*.attn,*.mlp"},
+        {"method": "both", "sites": "*.attn.head.*,*.mlp.neuron.3"},
+        {"into": "clean", "window": 2, "layers": 2},
+    ],
+)
+def test_every_way_to_patch_is_a_pass_for_each_cell(options: dict[str, Any]) -> None:
+    check("patch", "gemma3_text", CONTRAST, **options)
+
+
+def test_patching_prompts_of_two_lengths_is_a_pass_for_each_cell() -> None:
+    check("patch", "llama", hs.Contrast([5, 6, 7], [5, 9, 3, 7], 11, 12))
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "cohere", "t5"])
+def test_contributions_are_what_the_head_makes_of_each_part(family: str) -> None:
+    check("contributions", family, [5, 6, 7], 11, 12, neurons=3)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "olmo2", "t5"])
+def test_attention_is_what_an_eager_copy_reports(family: str) -> None:
+    check("attention", family, [5, 6, 7, 8, 9], draws=0)
+
+
+def test_scores_of_heads_are_means_over_the_random_texts() -> None:
+    check("attention", "llama", [5, 6, 7, 8, 9], draws=6)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_steering_is_a_pass_for_each_text_site_and_strength(family: str) -> None:
+    direction = hs.Direction.between(
+        subject(family), [[5, 6]], [[7, 8]], sites="layer.1-2"
+    )
+    options = {"answers": [3, 4], "quality": [[9, 8, 7, 6]], "new_tokens": 0}
+    check("steer", family, [[5, 6, 7]], direction, strengths=[-1, 0, 2], **options)
+
+
+def test_ablating_a_direction_is_a_pass_for_each_text_and_site() -> None:
+    direction = hs.Direction.of(np.ones(64), sites="layer.*", spare_first=True)
+    options = {"answers": [3, 4], "quality": [[9, 8, 7, 6], [4, 6, 8]]}
+    check("steer", "t5", IDS, direction, strengths="ablate", new_tokens=0, **options)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_graft_is_a_copy_with_the_weights_of_the_donor(family: str) -> None:
+    examples = [([5, 6, 7], 11), ([8, 9], 12)]
+    check("graft", family, shifted(subject(family)), examples)
+
+
+@pytest.mark.parametrize("options", [{"sites": "*.attn", "layers": 2}, {"layers": 2}])
+def test_a_graft_changes_the_loss_as_passes_do(options: dict[str, Any]) -> None:
+    texts = [[5, 6, 7], [8, 9], [4, 5], [9, 3, 7], [6, 6, 8]]
+    check("graft", "granite", shifted(subject("granite")), texts, **options)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "bert", "mamba"])
+def test_influence_is_a_gradient_for_each_pair_of_states(family: str) -> None:
+    check("visibility", family, [[5, 6, 7, 8, 9]])
+
+
+def test_influence_of_two_stacks_is_a_gradient_for_each_pair_of_states() -> None:
+    model = subject("t5")
+    check("visibility", "t5", model.encode("The cat", targets="on the mat"))
+
+
+@pytest.mark.parametrize("influence", ["relative", "logit"])
+def test_every_influence_is_made_of_gradients(influence: str) -> None:
+    sites = "layer.0,layer.3"
+    check("visibility", "llama", [[5, 6, 7]], influence=influence, sites=sites)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "mamba"])
+def test_drift_is_that_of_blocks_on_the_same_input(family: str) -> None:
+    check("drift", family, shifted(subject(family)), [[5, 6, 7, 8, 9], [4, 5, 6]])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_exchanging_is_a_pass_for_each_pair(family: str) -> None:
+    sites = "layer.1,layer.2.mlp"
+    check("variable", family, exchanges(4), sites=sites, subspace="pca", rank=2)
+
+
+@pytest.mark.parametrize("method", ["exact", "integrated"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", *WIRED])
+def test_edges_are_paths_that_hooks_patch(family: str, method: str) -> None:
+    check("edges", family, CONTRAST, method=method, exact=2, sample=2)
+
+
+def test_named_edges_dropped_gradients_and_both_runs_are_as_hooks_give_them() -> None:
+    paths = ["layer.1.mlp.neuron.7 > *"]
+    check("edges", "phi", CONTRAST, method="gradient", paths=paths, sample=0)
+    check("edges", "granite", CONTRAST, method="dropped", into="clean", sample=0)
+
+
+@pytest.mark.parametrize("ablation", ["resample", "mean", "zero"])
+@pytest.mark.parametrize("family", ["llama", "phi", "granite", "gemma3_text"])
+def test_faithfulness_is_that_of_paths_in_float64(family: str, ablation: str) -> None:
+    options = {"random": 1, "method": "gradient"}
+    check("circuit", family, CONTRASTS[:2], ablation=ablation, **options)
+
+
+def test_an_oracle_finds_a_number_that_is_off() -> None:
+    result = hs.lens(subject("llama"), IDS)
+    result.data["kl"][0, 0] += 0.1
+    wrong = disagreements("lens", subject("llama"), {"texts": IDS}, result)
+    assert len(wrong) == 1
+    assert wrong[0].startswith("lens kl at site=layer.0, token=0: found ")
