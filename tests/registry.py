@@ -432,7 +432,7 @@ ENTRIES: dict[str, Entry] = {
     ),
     "examples": Entry(
         hs.examples,
-        lambda subject: {"directions": subject.direction},
+        lambda subject: {"directions": subject.direction, "texts": subject.inputs},
         results=(
             lambda: hs.examples(tiny("llama"), "layer.2.mlp.neuron.7", [TEXT, OTHER]),
             lambda: hs.examples(
@@ -589,7 +589,7 @@ ENTRIES: dict[str, Entry] = {
             "prompts": subject.one_input,
             "answers": [ANSWER, RIVAL],
             "quality": subject.inputs,
-            "new_tokens": 1,
+            "new_tokens": 0 if subject.fills_in else 1,
         },
         results=(
             lambda: steered(tiny("llama")),

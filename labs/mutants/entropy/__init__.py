@@ -11,14 +11,15 @@ __main__ runs the checks on the right one and on each wrong one:
 
 from typing import TYPE_CHECKING, Annotated
 
-from hiddenscope.interface import SEED, SITES, TARGETS, TEXTS, analysis, ask
+from hiddenscope.interface import HEAD, SEED, SITES, TARGETS, TEXTS, analysis, ask
 
 if TYPE_CHECKING:
     from hiddenscope.annotations import Inputs, ModelLike, Result, SitePatterns, Texts
 
 
 @analysis(
-    verb_if_head_needed="measure what is predicted by",
+    needs=(HEAD,),
+    verb="measure what is predicted by",
     promise="You will see how certain every layer is of the next token.",
 )
 def entropy(

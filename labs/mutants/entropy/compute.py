@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hiddenscope.errors import NotFinite, SiteError
+from hiddenscope.errors import NotFinite
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.passes import Inputs, Texts
 from hiddenscope.passes.record import make_pass
-from hiddenscope.passes.unembed import Unembedding
+from hiddenscope.passes.unembed import Unembedding, entry_of
 from hiddenscope.results import Result
 from hiddenscope.results.dataset import extremes, site_names, to_dataset, token_coords
 from hiddenscope.sites import Site, SitePatterns
@@ -32,10 +32,10 @@ def measure_entropy(
 ) -> Result:
     """Return the entropy of every site and token as a result."""
     model = as_model(model)
-    selected, last = select_sites(model, sites)
+    selected = select_sites(model, sites)
     inputs = model.encode(texts, targets=targets)
-    unembeddings = {site: Unembedding(model, entry(site, last)) for site in selected}
-    lengths = inputs.of(last.stack).lengths
+    head = Unembedding(model)
+    lengths = inputs.of(head.last.stack).lengths
     starts = list(accumulate(lengths, initial=0))
     bits = np.empty((len(selected), starts[-1]), dtype=np.float32)
     for numbers, batch in inputs.batches(model):
@@ -44,7 +44,7 @@ def measure_entropy(
         # Batches hold texts of about one length: the columns of each are elsewhere.
         columns = [np.arange(starts[text], starts[text + 1]) for text in numbers]
         for row, site in enumerate(selected):
-            measured = entropies(unembeddings[site], states[site])
+            measured = entropies(head, states[site], site)
             bits[row, np.concatenate(columns)] = measured.cpu().numpy()
     if not np.isfinite(bits).all():
         raise NotFinite(
@@ -52,7 +52,7 @@ def measure_entropy(
             "the logits hold a NaN or an infinity",
             "Look at the states.",
         )
-    head = Unembedding(model, last)
+    last = head.last
     noise = random_states(model, draws, model.anatomy.width(last), seed)
     # A tokenizer serves one thread at a time.
     with model.lock:
@@ -65,7 +65,7 @@ def measure_entropy(
         tokens=len(tokens),
         vocabulary=head.vocabulary,
         bits=extreme,
-        random_bits=float(entropies(head, noise).mean()),
+        random_bits=float(entropies(head, noise, last).mean()),
     )
     attributes = {}
     if tokens.texts is not None:
@@ -92,42 +92,22 @@ def measure_entropy(
     return Result("entropy", data, report, model.source(last.stack))
 
 
-def select_sites(model: Model, sites: SitePatterns) -> tuple[tuple[Site, ...], Site]:
-    """Return the sites that the head can read, and the last layer of its stack."""
-    stack = model.anatomy.stacks[-1]
-    name = stack.name if model.encoder_decoder else None
-    selected = tuple(site for site in model.anatomy.select(sites) if site.stack == name)
-    problem = f"Cannot read a prediction from {sites} of {model.name}"
-    for site in selected:
-        if site.part:
-            raise SiteError(
-                problem,
-                f"{site} is a part of a block, not a whole state",
-                "Ask for layers, such as 'layer.*', or `final`.",
-            )
-    if not selected:
-        raise SiteError(
-            problem,
-            f"the head reads the {name}, and none is there",
-            f"Ask for layers of the {name}, or its `final`.",
-        )
-    return selected, Site(stack.depth, "", name)
+def select_sites(model: Model, sites: SitePatterns) -> tuple[Site, ...]:
+    """Return the sites that the head can read; refuse any other."""
+    selected = model.anatomy.select(sites)
+    stack = model.anatomy.sites[-1].stack
+    # A pattern without a stack matches those of the encoder too.
+    readable = tuple(site for site in selected if site.stack == stack)
+    for site in readable or selected:
+        entry_of(model.anatomy, site)
+    return readable
 
 
-def entry(site: Site, last: Site) -> Site:
-    """Return where a state enters the unembedding.
-
-    A layer is read as if it were the last; `final` has gone through the norm.
-    """
-    return site if site.layer is None else last
-
-
-def entropies(unembedding: Unembedding, states: Tensor) -> Tensor:
+def entropies(head: Unembedding, states: Tensor, site: Site) -> Tensor:
     """Return the entropy in bits of the prediction of each state [row, width]."""
     bits = []
-    for rows in states.split(ROWS):
-        logits = unembedding.logits(unembedding.head_inputs(rows)).double()
-        shares = logits.softmax(1)
+    for logits in head.blocks(states, site, ROWS):
+        shares = logits.double().softmax(1)
         # A word that is never predicted adds nothing: 0 times its logarithm is NaN.
         bits.append(torch.special.entr(shares).sum(1) / math.log(2))
     return torch.cat(bits)

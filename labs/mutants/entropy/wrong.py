@@ -24,14 +24,21 @@ class Patch(NamedTuple):
 
 # In the order of the issue that asked for them.
 WRONG: dict[str, tuple[Patch, ...]] = {
-    # `final` enters where the last layer does, and goes through the norm again.
+    # `final` is said to be the last layer, and goes through the norm again.
     "norm twice": (
-        Patch("return site if site.layer is None else last", "return last"),
+        Patch("blocks(states, site, ROWS)", "blocks(states, head.last, ROWS)"),
     ),
+    # Layers are said to be `final`.
     "no norm": (
+        Patch("blocks(states, site, ROWS)", "blocks(states, final_of(head), ROWS)"),
         Patch(
-            "unembedding.logits(unembedding.head_inputs(rows))",
-            "unembedding.logits(rows)",
+            "def random_states(",
+            """\
+def final_of(head):
+    return Site(None, "", head.last.stack)
+
+
+def random_states(""",
         ),
     ),
     # An encoder-decoder's encoder is first, and nothing tells its states from those
@@ -41,9 +48,9 @@ WRONG: dict[str, tuple[Patch, ...]] = {
             "    states = make_pass(model, batch, selected, keep",
             "    states = make_pass(model, *in_first_stack(model, batch, selected), keep",
         ),
-        Patch("states[site])", "states[of_first_stack(model, site)])"),
+        Patch("states[site], site", "states[of_first_stack(model, site)], site"),
         Patch(
-            "def entry(",
+            "def entropies(",
             """\
 def in_first_stack(model, batch, sites):
     return batch, [of_first_stack(model, site) for site in sites]
@@ -51,10 +58,10 @@ def in_first_stack(model, batch, sites):
 
 def of_first_stack(model, site):
     name = model.anatomy.stacks[0].name if model.encoder_decoder else None
-    return Site(site.layer, "", name)
+    return Site(site.layer, site.part, name)
 
 
-def entry(""",
+def entropies(""",
         ),
     ),
     # `tokenizer(texts, padding=True)`, without a look at its mask.
@@ -73,9 +80,9 @@ def entry(""",
     # Centred over the tokens of all texts of the batch.
     "batch mixed": (
         Patch(
-            "measured = entropies(unembeddings[site], states[site])",
+            "measured = entropies(head, states[site], site)",
             "centred = states[site] - states[site].mean(0)\n"
-            "            measured = entropies(unembeddings[site], centred)",
+            "            measured = entropies(head, centred, site)",
         ),
     ),
     "nats called bits": (Patch(".sum(1) / math.log(2)", ".sum(1)"),),
@@ -87,7 +94,9 @@ def entry(""",
         ),
     ),
     "final missing": (
-        Patch("site.stack == name)", "site.stack == name and site.layer is not None)"),
+        Patch(
+            "site.stack == stack)", "site.stack == stack and site.layer is not None)"
+        ),
     ),
     # Switched on for some experiment, and for everything that the user runs next.
     "gradient left on": (

@@ -319,7 +319,9 @@ def _dataset(
         for name, value in values.items():
             numbers[name][cell] = value
         basis[cell][:, : found.basis.shape[1]] = found.basis
-    variables: Variables = {"basis": (("site", "token", "rank", "width"), basis, {})}
+    dims = ("site", "token", "rank", "width")
+    look = {"long_name": "basis of the subspace"}
+    variables: Variables = {"basis": (dims, basis, look)}
     for name, words in NAMES.items():
         variables[name] = ("site", "token"), numbers[name], words
     return to_dataset(variables, {"site": sites, "token": tokens})
