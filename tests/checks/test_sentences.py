@@ -36,7 +36,7 @@ WRONG = {
     "At 7 of 4 tokens the states are equal.": "7 of 4",
     "All of them: 9 of 8.": "9 of 8",
     "The strongest 0.1% of the edges (1 of 262) keep 0.96.": "as 0.1%",
-    "104 act on none of these 512 tokens, 3 of 4 do (20%).": "as 20%",
+    "It keeps 3 of 4 tokens (20%).": "as 20%",
     "The rank correlation is 2.4 (-0.51 to 0.50) on average.": "correlation of 2.4",
     "By the influence, the rank correlation is -1.01 over sites.": "correlation",
     "Nearest is text 24, with cosine -1.20.": "cosine",

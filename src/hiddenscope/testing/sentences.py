@@ -65,7 +65,9 @@ KINDS = (
     _kind("perplexity", r"\bunchanged it is #", 1, INFINITE),
     _kind("change", r"\bperplexity #", -1, INFINITE),
     _kind("change", r"\bby at most #|\badds #(?= to the KL)", 0, INFINITE),
-    _kind("error", r"\boff by #|\bon (?:the strongest ones|average) it is #", 0, 1e6),
+    _kind(
+        "error", r"\boff by #|\bon (?:the strongest ones|average) it is #", 0, INFINITE
+    ),
     _kind("error", r"\bshows from about #|, from #(?= on)", 0, INFINITE),
     _kind("error", r"\berror (?:of at most |is |of )#", 0, INFINITE),
     _kind("ratio", r"#(?= times\b)", 0, INFINITE),
@@ -92,7 +94,7 @@ KINDS = (
         "influence", r"\bthe influence of [^;]* is #; that of [\w.]+ is #", 0, INFINITE
     ),
     _kind("weight", r"\blargest weight, #", 0, 1),
-    _kind("difference", r"\b[Dd]ifference (?:of |is )#(?=%)?", -1e9, 1e9),
+    _kind("difference", r"\b[Dd]ifference (?:of |is )#", -INFINITE, INFINITE),
     _kind("share", r"\bshare (?:of [^:;(]*? )?is #(?! \()", 0, 1),
 )
 # What a sentence begins with says what all its numbers are.
@@ -110,7 +112,7 @@ HEADS = (
     ("Share", 0, 1),
 )
 QUOTED = re.compile(r"“[^”]*”|`[^`]*`")
-NO_NUMBER = re.compile(r"(?<![\w-])(nan|NaN|inf|-inf|null)(?![\w-])|(?<=\w )None\b")
+NO_NUMBER = re.compile(r"(?<!\w)(nan|NaN|-?inf|null)(?!\w)|(?<=\w )None\b")
 COUNT = r"(?<![\w.,-])\d+(?:,\d{3})*"
 OF = re.compile(
     rf"({COUNT}) of (?:the |these |its |all |their )?({COUNT})(?![\w%]|[.,]\d)"
@@ -228,7 +230,7 @@ def readings(sentence: str) -> list[Reading]:
         start, end = match.span()
         if start in found or text[start:].startswith("95% interval"):
             continue
-        signed = text[start] in "+−-"
+        signed = text[start] == "+"
         wide = signed or MAY_EXCEED.search(text) is not None
         least, most = (-INFINITE, INFINITE) if wide else (0.0, 1.0)
         kind = Kind("share", PERCENT, least, most)
@@ -323,21 +325,22 @@ PLAIN = {
         r"^One more probe|what counts is|^Better than guessing"
         r"|smallest p-value that is possible"
     ),
+    "embed": r"^Nearest are",
     "search": r"^Nearest to|compared with every query",  # every row was looked at
     "project": (
         r"Do not trust|look apart|groups can be seen|^Neighbour is|dashed line|picture"
         r" in two dimensions|^The same holds at|smallest p-value that is possible"
     ),
     # How features are listed, and how baselines are fitted.
-    "features": r"^The list has|^Every way uses",
+    "features": r"^The list has|^Every way uses|^Neurons were not compared",
     "steer": r"^The perplexity is that of other texts",
-    # How the states were drawn.
-    "visibility": r"^Averaged over .* states were drawn, at most",
+    # How the states were drawn; the second holds by a whole interval.
+    "visibility": r"^Averaged over .* states were drawn|^Up to .* than half of",
     "cluster": r"points that are together here may be apart",
     "drift": (
         r"^In the output, the KL|^Local error is what|sites? differs? on equal input|of"
         r" the candidate differs in|^As they were given|differs? all the same|least"
-        r" sensitive part|weights? differs?, "
+        r" sensitive part|weights? differs?, |sites that differ"
     ),
 }
 
