@@ -580,7 +580,7 @@ ENTRIES: dict[str, Entry] = {
         noise=circuit_noise,
         planted=(
             planted_direct_path,
-            "The strongest 0\\.1% of the edges \\(1 of 262\\) keep 1\\.00 .* did not choose",
+            "The strongest 0\\.4% of the edges \\(1 of 262\\) keep 1\\.00 .* did not choose",
         ),
     ),
     "steer": Entry(

@@ -155,7 +155,7 @@ def reach_of_all(
     times = times[(times > 0).sum(1) >= half]
     away, error = _means_and_errors(parts, sizes, times)
     largest = [0.0, *np.max(np.abs(away) / error, axis=1, initial=0.0)]
-    reach = np.where(ordered[0] == ordered[-1], 0.0, np.nan)
+    reach = np.full(len(same), np.nan)
     quantile = np.quantile(largest, LEVEL, method="higher")
     # Bonferroni's correction; at most count - 1 columns vary independently.
     tail = (1 - LEVEL) / 2 / max(1, min(parts.shape[1], count - 1))
@@ -175,8 +175,7 @@ def estimate(
     """Return the mean of every column of `[text, column]`, with intervals that hold all
     of them together; or with `over`, their sums over the sums of those.
 
-    Without eight groups, or where half of the groups have one value, there is
-    none; if all of them have it, its width is 0.
+    Without eight groups, or where half of the groups have one value, there is none.
 
     >>> values = np.array([[1.0], [2.0], [6.0]])
     >>> estimate(values, np.arange(3), over=2 * values)

@@ -145,11 +145,17 @@ def estimated(estimate: Estimate, form: str) -> str:
     """Return a number with its interval; a share ends at 0 and 1."""
     # What rounds to 0 has no sign.
     form = form.replace("z", "").replace(".", "z.")
-    if estimate.low is None or estimate.high is None:
-        return f"{estimate.value:{form}}"
     low, high = estimate.low, estimate.high
+    # Texts that all agree tell nothing of how far others may differ.
+    if low is None or high is None or low == high:
+        return f"{estimate.value:{form}}"
     if form.endswith("%"):
         low, high = max(0.0, low), min(1.0, high)
+    flags, _, digits = form.partition(".")
+    # As many digits as tell the ends apart: no interval is shown without a width.
+    while low < high and f"{low:{form}}" == f"{high:{form}}":
+        digits = f"{int(digits[:-1]) + 1}{digits[-1]}"
+        form = f"{flags}.{digits}"
     return f"{estimate.value:{form}} (95% interval {low:{form}} to {high:{form}})"
 
 

@@ -146,6 +146,15 @@ class Subject:
         return replace(self, name=f"{self.name} in bfloat16", dtype=torch.bfloat16)
 
     @cached_property
+    def redrawn(self) -> "Subject":
+        """The same subject with other weights."""
+
+        def build(seed: int) -> nn.Module:
+            return self.build(seed + 2)
+
+        return replace(self, name=f"{self.name} with other weights", build=build)
+
+    @cached_property
     def rounding(self) -> float:
         """What the largest of some numbers may be off by, as a share of it."""
         return 40 * torch.finfo(self.dtype).eps

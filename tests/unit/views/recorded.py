@@ -153,7 +153,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"fixed_penalty": 0.5, "not_converged_at": ["layer.1", "layer.2"]},
         {"class_count": 9, "near_duplicates": NEAR, "control": {"kind": "by_token_id"}},
         {"near_duplicates": NEAR, "groups_given": True},
-        {"chance": 1.01, "mix": {"largest_weight": {"weight": 1.0}}},
+        {"chance": 1.0, "mix": {"largest_weight": {"weight": 1.0}}},
     ],
     "profile-0": [
         {"stacks": {0: {"norm_ratio": 12.0, "before_final": {

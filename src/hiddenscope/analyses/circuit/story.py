@@ -162,8 +162,9 @@ def _findings(report: CircuitReport) -> Iterator[str]:
             f" keeps {FAITHFUL} of the logit difference {where}."
         )
     else:
+        share = size.edges / report.edges
         yield (
-            f"The strongest {size.share:.1%} of the edges ({size.edges:,} of"
+            f"The strongest {share:.1%} of the edges ({size.edges:,} of"
             f" {report.edges:,}) keep {estimated(size, '.2f')} of the logit difference"
             f" {where}."
         )

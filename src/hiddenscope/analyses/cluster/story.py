@@ -154,9 +154,13 @@ def _findings(report: ClusterReport) -> Iterator[str]:
     of each cluster.
     """
     unit = report.unit
+    outside = ""
+    if 0 < report.noise < report.clustered:
+        belong = "belongs" if report.noise == 1 else "belong"
+        outside = f"; {report.noise:,} {belong} to none"
     yield (
-        f"{report.clustered:,} {unit}s make {_counted(report.cluster_count)};"
-        f" {report.noise:,} belong to none."
+        f"{counted(report.clustered, unit)} make"
+        f" {_counted(report.cluster_count)}{outside}."
     )
     if report.clustered < report.rows:
         yield (

@@ -152,9 +152,14 @@ def _acting(report: FeaturesReport) -> Iterator[str]:
         f"Of {counted(report.features, 'feature')} at {report.site}{read},"
         f" {estimated(report.active, '.1f')} act on a token, over"
         f" {counted(report.tokens, 'token')} of {counted(report.texts, 'text')};"
-        f" {left_out} are left out. {report.silent:,} act on none of these tokens"
-        f" ({report.silent / report.features:.0%}); other texts may wake some."
+        f" {left_out} are left out."
     )
+    if report.silent:
+        act = "acts" if report.silent == 1 else "act"
+        yield (
+            f"{report.silent:,} {act} on none of these tokens"
+            f" ({report.silent / report.features:.0%}); other texts may wake some."
+        )
     if report.proved is not None:
         yield (
             "Its file was tried on the texts of its proof: as it states it, it left"

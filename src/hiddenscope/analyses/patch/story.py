@@ -323,10 +323,11 @@ def _findings(report: PatchReport, result: Result, windows: list[str]) -> Iterat
             " between sites were not tested."
         )
     cells = report.cells
-    yield Aside(
-        f"{cells.equal} of {cells.total} cells have an effect of exactly 0,"
-        " because both runs have the same state there."
-    )
+    if cells.equal:
+        yield Aside(
+            f"{cells.equal} of {cells.total} cells have an effect of exactly 0,"
+            " because both runs have the same state there."
+        )
     yield from map(Aside, report.notes)
 
 

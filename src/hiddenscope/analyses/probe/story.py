@@ -393,7 +393,8 @@ def _against_chance(report: ProbeReport, result: Result) -> Iterator[str]:
     elif smallest is not None and smallest > NOTED:
         cannot = ", so nothing can be shown" if smallest > LEVEL else ""
         yield (
-            f"The labels can be permuted in {report.permutations + 1:,} ways only: the"
+            f"The labels can be permuted in {counted(report.permutations + 1, 'way')}"
+            " only: the"
             f" smallest p-value that is possible is {smallest:.2g}{cannot}."
         )
 

@@ -381,7 +381,7 @@ def _cell(report: ProfileReport, result: Result) -> str:
             f" {report.pooled}): texts"
         )
     texts = result.data.attrs.get("texts", [])
-    text = quote(texts[0]) if len(texts) == 1 else f"{report.texts} texts"
+    text = quote(texts[0]) if len(texts) == 1 else counted(report.texts, "text")
     return f"one hidden state of {text}: tokens"
 
 

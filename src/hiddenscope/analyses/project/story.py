@@ -537,7 +537,7 @@ def _note(report: ProjectReport, result: Result) -> str:
             sentences.append(f"{where}{doubt.site}: {doubt}.")
         more = len(part.doubts) - MOST_DOUBTS
         if more > 0:
-            sentences.append(f"The same holds at {more} more sites.")
+            sentences.append(f"The same holds at {more} more {plural(more, 'site')}.")
     return " ".join(sentences)
 
 

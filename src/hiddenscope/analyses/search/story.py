@@ -201,10 +201,10 @@ def _findings(report: SearchReport) -> Iterator[str]:
     if report.typical is not None:
         yield f"Two {unit}s at random have {report.score} {report.typical:.2f}."
     how = "dot product" if nearness == "dot" else nearness
-    yield (
-        f"All {report.searched:,} {unit}s were compared with every query by {how};"
-        " none was left out."
-    )
+    every = f"All {report.searched:,} {unit}s were"
+    if report.searched == 1:
+        every = f"The only {unit} was"
+    yield f"{every} compared with every query by {how}; none was left out."
     if report.token is not None and report.token != "each":
         yield f"What was compared is {standing(report.token)} at {report.site}."
     if report.embedded is not None:

@@ -516,11 +516,15 @@ def _findings(report: VisibilityReport) -> Iterator[str]:
             in_stack = f" in the {stack.stack}" if stack.stack else ""
             below = stack.own_below
             if below:
+                span = ""
+                if below.least.site != below.most.site:
+                    span = (
+                        f" (from {below.least.share:.0%} at {below.least.site} to"
+                        f" {below.most.share:.0%} at {below.most.site})"
+                    )
                 yield (
                     f"On average {below.mean:.0%} of the influence of the site below on"
-                    f" a state{in_stack} comes from the same token (from"
-                    f" {below.least.share:.0%} at {below.least.site} to"
-                    f" {below.most.share:.0%} at {below.most.site})."
+                    f" a state{in_stack} comes from the same token{span}."
                 )
             site, source_site = "the last", "the first site"
             first = stack.own_first

@@ -7,6 +7,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from hiddenscope.testing.checks import claims as claims
 from hiddenscope.testing.checks import inputs as inputs
 from hiddenscope.testing.checks import numbers as numbers
 from hiddenscope.testing.checks import outcomes as outcomes
