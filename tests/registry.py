@@ -259,7 +259,7 @@ ENTRIES: dict[str, Entry] = {
     ),
     "project": Entry(
         hs.project,
-        lambda subject: {"method": "pca"},
+        lambda subject: {"data": subject.labelled, "method": "pca"},
         results=(
             lambda: hs.project(tiny("llama"), CLASSES, method="pca"),
             lambda: hs.project(
@@ -408,7 +408,7 @@ ENTRIES: dict[str, Entry] = {
     ),
     "features": Entry(
         hs.features,
-        lambda subject: {"dictionary": subject.dictionary},
+        lambda subject: {"dictionary": subject.dictionary, "texts": subject.inputs},
         results=(
             lambda: hs.features(tiny("llama"), [TEXT, OTHER], "pca", site="layer.1"),
             lambda: hs.features(tiny("llama"), MANY, "random", site="layer.2.mlp"),
@@ -430,7 +430,7 @@ ENTRIES: dict[str, Entry] = {
     ),
     "examples": Entry(
         hs.examples,
-        lambda subject: {"directions": subject.direction},
+        lambda subject: {"directions": subject.direction, "texts": subject.inputs},
         results=(
             lambda: hs.examples(tiny("llama"), "layer.2.mlp.neuron.7", [TEXT, OTHER]),
             lambda: hs.examples(
@@ -587,7 +587,8 @@ ENTRIES: dict[str, Entry] = {
             "prompts": subject.one_input,
             "answers": [ANSWER, RIVAL],
             "quality": subject.inputs,
-            "new_tokens": 1,
+            # What fills in does not continue a text.
+            "new_tokens": int(not subject.fills_in),
         },
         results=(
             lambda: steered(tiny("llama")),

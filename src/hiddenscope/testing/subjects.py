@@ -32,7 +32,8 @@ from hiddenscope.testing.models import (
 
 # Of different lengths, so that a batch of them is padded.
 TEXTS = ("The cat sat on the mat.", "A rest of it.", "On the mat or on the cat.", "No.")
-WORDS = ("cat", "hat", "mat", "rat", "bat", "fat", "pat", "sat")
+# Of as many tokens each, so that prompts with one or the other align.
+WORDS = ("hat", "mat", "rat", "bat", "dat", "gat", "lat", "vat")
 TARGETS = (15, 16, 17)
 ANSWER, RIVAL, THIRD = 20, 21, 22
 
