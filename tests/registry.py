@@ -409,7 +409,7 @@ ENTRIES: dict[str, Entry] = {
     ),
     "features": Entry(
         hs.features,
-        lambda subject: {"dictionary": subject.dictionary},
+        lambda subject: {"dictionary": subject.dictionary, "texts": subject.inputs},
         of_all_texts=("unexplained",),
         results=(
             lambda: hs.features(tiny("llama"), [TEXT, OTHER], "pca", site="layer.1"),
