@@ -5,12 +5,12 @@ import pytest
 from tests.checks.cases import CHEAP, DEAR, OTHERS, THREE, Case, pairwise, run
 
 
-@pytest.mark.parametrize("case", pairwise(OTHERS, CHEAP), ids="-".join)
+@pytest.mark.parametrize("case", list(pairwise(OTHERS, CHEAP)), ids="-".join)
 def test_check(case: Case) -> None:
     run(*case)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", pairwise(THREE, DEAR), ids="-".join)
+@pytest.mark.parametrize("case", list(pairwise(THREE, DEAR)), ids="-".join)
 def test_dear_check(case: Case) -> None:
     run(*case)

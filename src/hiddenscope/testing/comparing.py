@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import xarray
 
+from hiddenscope.testing.entries import ROUNDING as ROUNDING
 from hiddenscope.testing.entries import data_of
 
 

@@ -320,8 +320,7 @@ def _dataset(
             numbers[name][cell] = value
         basis[cell][:, : found.basis.shape[1]] = found.basis
     dims = ("site", "token", "rank", "width")
-    look = {"long_name": "basis of the subspace"}
-    variables: Variables = {"basis": (dims, basis, look)}
+    variables: Variables = {"basis": (dims, basis, "basis of the subspace")}
     for name, words in NAMES.items():
         variables[name] = ("site", "token"), numbers[name], words
     return to_dataset(variables, {"site": sites, "token": tokens})
