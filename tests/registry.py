@@ -171,7 +171,7 @@ ENTRIES: dict[str, Entry] = {
             lambda: hs.profile(tiny("t5"), [TEXT, OTHER]),
             lambda: hs.profile(tiny("llama"), [TEXT, OTHER], sites="*.mlp.neurons"),
         ),
-        request={"texts": "The rest is here."},
+        request={"texts": "The rest is here.", "final_norm": "mixed", "sample": 3},
         noise=lambda generator: hs.profile(random_model(1), random_texts(generator, 4)),
         planted=(
             massive,
@@ -288,7 +288,7 @@ ENTRIES: dict[str, Entry] = {
                 tiny("llama"), TEXT, sites="*.attn.head.*,*.mlp", target=20
             ),
         ),
-        request={"texts": "The rest is here.", "k": 2},
+        request={"texts": "The rest is here.", "k": 2, "target": "next"},
         noise=lambda generator: hs.lens(
             random_model(1), random_texts(generator, 2), target="next"
         ),
@@ -423,6 +423,7 @@ ENTRIES: dict[str, Entry] = {
             "texts": "The rest is here.",
             "dictionary": "random",
             "site": "layer.1",
+            "k": 2,
         },
         noise=feature_noise,
         planted=(
@@ -446,6 +447,7 @@ ENTRIES: dict[str, Entry] = {
         request={
             "directions": "layer.1.mlp.neuron.7",
             "texts": ["The rest is here.", "Another."],
+            "k": 3,
         },
         noise=examples_of,
         planted=(
@@ -470,7 +472,12 @@ ENTRIES: dict[str, Entry] = {
                 "corrupt": "The best",
                 "answer": "s",
                 "other": "t",
-            }
+            },
+            "sites": "*.mlp",
+            "into": "clean",
+            "method": "both",
+            "window": 2,
+            "layers": 0,
         },
         noise=patch_noise,
         planted=(
@@ -525,7 +532,11 @@ ENTRIES: dict[str, Entry] = {
                 "corrupt": "The best",
                 "answer": "s",
                 "other": "t",
-            }
+            },
+            "into": "clean",
+            "method": "gradient",
+            "exact": 2,
+            "sample": 2,
         },
         noise=edges_noise,
         planted=(
@@ -549,7 +560,7 @@ ENTRIES: dict[str, Entry] = {
                 [[5, 6, 7], [8, 9], [4, 5], [9, 3, 7], [6, 6, 8]],
             ),
         ),
-        request={"donor": {"name": "other"}, "data": "upload"},
+        request={"donor": {"name": "other"}, "data": "upload", "layers": 2},
         noise=random_graft,
         planted=(
             lambda: random_graft(
@@ -575,7 +586,10 @@ ENTRIES: dict[str, Entry] = {
                 "corrupt": "The best",
                 "answer": "s",
                 "other": "t",
-            }
+            },
+            "ablation": "zero",
+            "method": "gradient",
+            "random": 1,
         },
         noise=circuit_noise,
         planted=(
@@ -608,6 +622,8 @@ ENTRIES: dict[str, Entry] = {
         request={
             "prompts": ["The rest is here."],
             "direction": {"toward": ["a b"], "away": ["c d"], "sites": "layer.1"},
+            "strengths": [-1.0, 1.0],
+            "answers": ["t"],
             "new_tokens": 2,
         },
         noise=steer_noise,
@@ -630,6 +646,8 @@ ENTRIES: dict[str, Entry] = {
         request={
             "query": "The rest is here.",
             "k": 1,
+            "nearness": "l2",
+            "pool": -1,
             "texts": ["The rest.", "Another."],
         },
         noise=lambda generator: hs.search(

@@ -56,6 +56,9 @@ DESIGNS = {
     "200 texts": (1,) * 200,
     "20 groups of 4 texts": (4,) * 20,
     "40 groups of 1 to 20 texts": UNEQUAL,
+    "12 texts": (1,) * 12,
+    "6 groups of 4 texts": (4,) * 6,
+    "40 pairs of texts": (2,) * 40,
 }
 EFFECTS = {
     "noise, 5% strong": (0.05, 0.0, 0.0),

@@ -142,6 +142,8 @@ LABEL_DESIGNS = {
     "40 texts": (1,) * 40,
     "200 texts": (1,) * 200,
     "40 pairs": (2,) * 40,
+    "6 pairs": (2,) * 6,
+    "10 groups of 4 paraphrases": (4,) * 10,
     "30 groups of 1 to 10 texts": tuple(max(1, 10 // rank) for rank in range(1, 31)),
 }
 STUDY = Study(

@@ -123,7 +123,7 @@ def texts_trial(seed: int, sizes: Sequence[int]) -> TextShares:
         float(bool(alike.raised or alike.lowered)),
         float(bool(alike.late_less_middle.side or alike.early_less_middle.side)),
         _holds(alike.model, LOSS),
-        float(((low <= HARM) & (high >= HARM)).all()),
+        np.nan if np.isnan(low).all() else _all_hold(low, high, HARM),
         _holds(harmed.late_less_middle, 0.0),
     )
 
@@ -152,6 +152,10 @@ def _scored(loss: Floats, changes: Floats, groups: Ints) -> tuple[Any, ...]:
     return windows, scores, by_third(windows, WINDOWS), groups, 100
 
 
+def _all_hold(low: Floats, high: Floats, true: float) -> float:
+    return float(((low <= true) & (high >= true)).all())
+
+
 def _holds(estimate: Estimate, true: float) -> float:
     if estimate.low is None or estimate.high is None:
         return np.nan
@@ -171,8 +175,16 @@ DESIGNS = {
     "25 groups of 4 prompts": (4,) * 25,
     "20 groups of 1 to 20 prompts": tuple(max(1, 20 // rank) for rank in range(1, 21)),
 }
+# What is asked of a few: three to six groups, pairs, and paraphrases.
+FEW = {
+    **{f"{prompts} prompts": (1,) * prompts for prompts in (3, 4, 6)},
+    "6 groups of 4 prompts": (4,) * 6,
+    "12 pairs of prompts": (2,) * 12,
+}
 TEXT_DESIGNS = {
-    **{f"{texts} texts": (1,) * texts for texts in (10, 25, 50, 200)},
+    **{f"{texts} texts": (1,) * texts for texts in (6, 10, 25, 50, 200)},
+    "6 groups of 4 texts": (4,) * 6,
+    "20 pairs of texts": (2,) * 20,
     "25 groups of 4 texts": (4,) * 25,
     "20 groups of 1 to 20 texts": DESIGNS["20 groups of 1 to 20 prompts"],
 }
@@ -198,7 +210,7 @@ STUDY = Study(
     },
     [
         Experiment(what, each(partial(trial, sizes=sizes)), sum_up)
-        for what, sizes in DESIGNS.items()
+        for what, sizes in (DESIGNS | FEW).items()
     ]
     + [
         Experiment(what, each(partial(texts_trial, sizes=sizes)), sum_up_texts)

@@ -12,7 +12,7 @@ from scipy.stats import t
 from hiddenscope.measures.grouped import effective_count, reach_of_all, standard_error
 from hiddenscope.states.arrays import Floats
 from hiddenscope.testing import tiny_model
-from labs.calibrate.graft import DESIGNS, FOLLOWS
+from labs.calibrate.graft import DESIGNS, FEW, FOLLOWS
 from labs.calibrate.trials import Claim, Experiment, Study, each
 
 CELLS, TRUE = 100, 0.4
@@ -147,7 +147,7 @@ STUDY = Study(
             each(partial(trial, sizes=sizes)),
             sum_up,
         )
-        for what, sizes in DESIGNS.items()
+        for what, sizes in (DESIGNS | FEW).items()
     ]
     + [
         Experiment(

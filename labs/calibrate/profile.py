@@ -156,6 +156,7 @@ CONDITIONS: dict[str, tuple[Layers, int, Sequence[int]]] = {
         12,
         tuple(max(1, 20 // rank) for rank in range(1, 21)),
     ),
+    "12 equal layers, 20 pairs of texts": ("equal", 12, (2,) * 20),
     "6 equal layers, 40 texts": ("equal", 6, SINGLE),
     "6 layers that differ by chance, 40 texts": ("differ", 6, SINGLE),
     "12 layers that differ by chance, 40 texts": ("differ", 12, SINGLE),

@@ -112,7 +112,11 @@ STUDY = Study(
             each(partial(trial, texts=10, tokens=4)),
             sum_up,
         ),
+        Experiment(
+            "6 groups of 4 paraphrases", each(partial(trial, texts=6, tokens=4)), sum_up
+        ),
         Experiment("16 minimal pairs", each(partial(pairs, count=16)), sum_up),
+        Experiment("6 minimal pairs", each(partial(pairs, count=6)), sum_up),
         Experiment(
             "24 texts, those of one class 6 times",
             each(partial(copies, count=24, times=6)),

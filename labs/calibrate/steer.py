@@ -130,6 +130,10 @@ STUDY = Study(
     [
         Experiment(what, each(partial(effect_trial, **how)), sum_up)
         for what, how in (
+            ("4 prompts", {"groups": 4, "size": 1, "copies": 1}),
+            ("6 prompts", {"groups": 6, "size": 1, "copies": 1}),
+            ("6 groups of 4 paraphrases", {"groups": 6, "size": 4, "copies": 1}),
+            ("20 pairs of paraphrases", {"groups": 20, "size": 2, "copies": 1}),
             ("12 prompts", {"groups": 12, "size": 1, "copies": 1}),
             ("40 prompts", {"groups": 40, "size": 1, "copies": 1}),
             ("12 prompts, each four times", {"groups": 12, "size": 1, "copies": 4}),
@@ -140,6 +144,8 @@ STUDY = Study(
     + [
         Experiment(what, each(partial(cost_trial, **how)), sum_up)
         for what, how in (
+            ("6 texts", {"groups": 6, "size": 1}),
+            ("20 pairs of texts", {"groups": 20, "size": 2}),
             ("10 texts", {"groups": 10, "size": 1}),
             ("40 texts", {"groups": 40, "size": 1}),
             ("10 groups of 4 texts", {"groups": 10, "size": 4}),

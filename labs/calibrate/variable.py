@@ -130,11 +130,19 @@ NOISE = {
         noise, sizes=(1,) * 30, answers=4, copies=3
     ),
     "16 groups of 1 to 8 pairs": partial(noise, sizes=UNEQUAL, answers=3),
+    "4 pairs, 3 answers": partial(noise, sizes=(1,) * 4, answers=3),
+    "6 pairs, 3 answers": partial(noise, sizes=(1,) * 6, answers=3),
+    "6 groups of 4 paraphrases": partial(noise, sizes=(4,) * 6, answers=3),
+    "15 groups of 2 paraphrases": partial(noise, sizes=(2,) * 15, answers=3),
 }
 PLANTED = {
     "30 pairs": (1,) * 30,
     "20 groups of 4 pairs": (4,) * 20,
     "16 groups of 1 to 8 pairs": UNEQUAL,
+    "4 pairs": (1,) * 4,
+    "6 pairs": (1,) * 6,
+    "6 groups of 4 pairs": (4,) * 6,
+    "20 groups of 2 pairs": (2,) * 20,
 }
 STUDY = Study(
     "variable",

@@ -52,13 +52,13 @@ class Tried:
     ) -> None:
         """Compare what was found with what transformers reports."""
         anatomy = anatomy.with_inside(lambda: self.inside)
-        report = _report(module, inputs)
+        report = reported_by(module, inputs)
         for number, stack in enumerate(anatomy.stacks):
             length = inputs["decoder_input_ids" if number else "input_ids"].shape[1]
             self.wrong += self._compare_inputs(module, anatomy, inputs, number, length)
             for part in ("attn", "cross"):
                 names = REPORTS.get((stack.name, part), ())
-                weights = _reported(report, names, stack.depth)
+                weights = weights_in(report, names, stack.depth)
                 if weights is None:
                     continue
                 self.wrong += self._compare(
@@ -133,7 +133,7 @@ class Tried:
                 yield f"pattern times values is not {site}: off by {worst:.2g}"
 
 
-def _report(module: nn.Module, inputs: Mapping[str, Any]) -> Any:
+def reported_by(module: nn.Module, inputs: Mapping[str, Any]) -> Any:
     """Return the output of a copy with eager attention; None where there is none."""
     if getattr(module.config, "model_type", "") in OTHER_REPORT:
         return None
@@ -151,7 +151,7 @@ def _report(module: nn.Module, inputs: Mapping[str, Any]) -> Any:
     return report if same else None
 
 
-def _reported(
+def weights_in(
     report: Any, names: Sequence[str], depth: int
 ) -> Sequence[Tensor | None] | None:
     for name in names:

@@ -10,22 +10,91 @@ from switches import switches
 PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
 BEGIN = "<!-- conformance: `python tests/conformance/run.py --record` writes this -->\n"
 END = "<!-- end of conformance -->"
+ANALYSES_BEGIN = (
+    "<!-- analyses: `python tests/conformance/run.py --analyses` measures this -->\n"
+)
+ANALYSES_END = "<!-- end of analyses -->"
 VERDICTS = ("proved", "refused", "wrong", "crashed", "missing")
 
 
-def write(record: Mapping[str, Any]) -> None:
-    """Put a record into the page, between its two comments."""
-    old = PAGE.read_text("utf-8")
-    above, begin, rest = old.partition(BEGIN)
-    assert begin and END in rest, f"{PAGE} has no place for the tables"
-    below = rest.partition(END)[2]
-    PAGE.write_text(f"{above}{BEGIN}{measured(record)}{END}{below}", "utf-8")
+def write(record: Mapping[str, Any], tally: Mapping[str, Any]) -> None:
+    """Put both records into the page, each between its two comments."""
+    text = PAGE.read_text("utf-8")
+    for begin, end, lines in _places(record, tally):
+        above, found, rest = text.partition(begin)
+        assert found and end in rest, f"{PAGE} has no place for the tables"
+        text = f"{above}{begin}{lines}{end}{rest.partition(end)[2]}"
+    PAGE.write_text(text, "utf-8")
 
 
-def shows(record: Mapping[str, Any]) -> bool:
-    """Tell whether the page shows this record."""
-    text = PAGE.read_text("utf-8").partition(BEGIN)[2].partition(END)[0]
-    return text == measured(record)
+def shows(record: Mapping[str, Any], tally: Mapping[str, Any]) -> bool:
+    """Tell whether the page shows these records."""
+    text = PAGE.read_text("utf-8")
+    return all(
+        text.partition(begin)[2].partition(end)[0] == lines
+        for begin, end, lines in _places(record, tally)
+    )
+
+
+def _places(
+    record: Mapping[str, Any], tally: Mapping[str, Any]
+) -> Iterator[tuple[str, str, str]]:
+    yield BEGIN, END, measured(record)
+    yield ANALYSES_BEGIN, ANALYSES_END, "\n" + "\n".join(analyses(tally)) + "\n\n"
+
+
+def analyses(tally: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the tables of the analyses: how many types each serves, and why not others."""
+    yield f"{_types(tally)} Tried with transformers {tally['transformers']}."
+    yield ""
+    rows = []
+    for word, one in tally["analyses"].items():
+        right, refused = len(one["right"]), sum(map(len, one["refused"].values()))
+        tried = right + refused + len(one["faults"])
+        rows.append(
+            [f"`{word}`", right, refused, len(one["faults"]), f"{right / tried:.0%}"]
+        )
+    yield from _table(["analysis", "right", "refused", "faults", "share served"], rows)
+    yield ""
+    yield "Refused, and why. Plain passes showed each reason to hold:"
+    yield ""
+    # Analyses that refuse the same types for the same reason share a row.
+    shared: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for word, one in tally["analyses"].items():
+        for why, types in one["refused"].items():
+            shared.setdefault((why, tuple(types)), []).append(f"`{word}`")
+    listed = sorted(shared.items(), key=lambda item: (item[0][0], item[1]))
+    yield from _table(
+        ["why", "analyses", "types", "model types"],
+        [
+            [why, ", ".join(words), len(types), ", ".join(types)]
+            for (why, types), words in listed
+        ],
+    )
+    faults = [
+        [f"`{word}`", model_type, fault]
+        for word, one in tally["analyses"].items()
+        for model_type, fault in one["faults"].items()
+    ]
+    if faults:
+        yield ""
+        yield "Faults that are known and not mended:"
+        yield ""
+        yield from _table(["analysis", "model type", "what"], faults)
+
+
+def _types(tally: Mapping[str, Any]) -> str:
+    """Return how many types were tried, and which were not."""
+    left = {name: tally[name] for name in ("missing", "unproved", "unloaded")}
+    count = tally["types"] - sum(map(len, left.values()))
+    told = {
+        "missing": "this transformers has none of",
+        "unproved": "not proved, and so refused whole, are",
+        "unloaded": "not loaded are",
+    }
+    rest = [f"{told[name]} {', '.join(some)}" for name, some in left.items() if some]
+    said = f"**{count} of {tally['types']}** model types were tried"
+    return f"{'; '.join([said, *rest])}."
 
 
 def measured(record: Mapping[str, Any]) -> str:

@@ -4,7 +4,12 @@ known of.
 python tests/conformance/run.py                    all of them, against the recorded count
 python tests/conformance/run.py --only GPT2Model   some, by class or by model type
 python tests/conformance/run.py --record           all, record what came out, and write docs/conformance.md
-python tests/conformance/run.py --analyses         every analysis on all of them, and the laws that it must keep
+python tests/conformance/run.py --analyses         every analysis on every model type, and the laws that it must keep
+
+An hour on two cores, the last writes what came of each type into a file (`--out`) as
+soon as it is known, and leaves out the types that are there already: it can be stopped,
+and run again on another machine (`--jobs 16`). `--analyses --record FILE` puts what is
+in such a file into the record and into docs/conformance.md.
 """
 
 import argparse
@@ -23,12 +28,15 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
-import page
-
 HERE = Path(__file__).parent
+# The registry of analyses is no part of the package.
+sys.path.insert(0, str(HERE.parents[1]))
+
+import page  # noqa: E402
+
 Rows = list[dict[str, Any]]
 Tried = TypeVar("Tried")
-RECORD = HERE / "recorded.json"
+RECORD, ANALYSES = HERE / "recorded.json", HERE / "analyses.json"
 WORKERS = 2
 MOST_WEIGHTS = 20_000_000
 BAR = {"pairs": 505, "types": 230}
@@ -65,17 +73,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--record",
-        action="store_true",
-        help="record the counts and the refused classes",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="record the counts and the refused classes; with --analyses, of a file",
     )
     parser.add_argument(
         "--analyses",
         action="store_true",
         help="run every analysis, and hold it to its laws",
     )
+    parser.add_argument("--jobs", type=int, default=WORKERS, help="processes")
+    parser.add_argument(
+        "--out", type=Path, help="where --analyses writes what came of each type"
+    )
     given = parser.parse_args(arguments)
-    if given.record and given.only:
+    recording = given.record is not None
+    if recording and given.only:
         parser.error("--record is of all classes: leave --only out")
+    if given.analyses and recording:
+        if not given.record:
+            parser.error("--analyses --record needs the file that --out wrote")
+        return record_analyses(Path(given.record))
     groups = [
         group
         for group in grouped(rows())
@@ -84,16 +103,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not groups:
         parser.error(f"no class and no model type is called {' or '.join(given.only)}")
     if given.analyses:
-        return analysed(groups)
+        return analysed(groups, given.out, given.jobs)
     outcomes = sorted(
-        tried(groups, attempt), key=lambda outcome: (outcome.model_type, outcome.name)
+        tried(groups, attempt, given.jobs),
+        key=lambda outcome: (outcome.model_type, outcome.name),
     )
     print("\n".join(report(outcomes)))
-    if given.record:
+    if recording:
         new = record(outcomes)
         RECORD.write_text(json.dumps(new, indent=1) + "\n", "utf-8")
-        page.write(new)
-    recorded = json.loads(RECORD.read_text("utf-8"))
+        page.write(new, read(ANALYSES))
+    recorded = read(RECORD)
     faults = list(worse(outcomes, recorded, whole=not given.only))
     if not given.only:
         faults += stale(outcomes, recorded)
@@ -106,6 +126,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     )
     return 1 if faults else 0
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text("utf-8"))
 
 
 def rows() -> list[dict[str, Any]]:
@@ -125,19 +149,21 @@ def _names(group: list[dict[str, Any]]) -> tuple[str, str]:
     return group[0]["model_class"], group[0]["model_type"]
 
 
-def tried(groups: list[Rows], attempt: Callable[[Rows], Tried]) -> Iterator[Tried]:
+def tried(
+    groups: list[Rows], attempt: Callable[[Rows], Tried], jobs: int = WORKERS
+) -> Iterator[Tried]:
     """Try every group, some at a time, with a word on stderr about how far it is."""
     start = time.monotonic()
     # A process that is killed, for want of memory, ends this with an error; a
     # multiprocessing.Pool would wait for ever.
     with ProcessPoolExecutor(
-        min(WORKERS, len(groups)), get_context("spawn"), _prepare
+        min(jobs, len(groups)), get_context("spawn"), _prepare
     ) as pool:
         for done, future in enumerate(
             as_completed([pool.submit(attempt, group) for group in groups]), 1
         ):
             outcome = future.result()
-            said = f"{done} of {len(groups)} classes, {time.monotonic() - start:.0f} s"
+            said = f"{done} of {len(groups)}, {time.monotonic() - start:.0f} s"
             if sys.stderr.isatty():
                 print(
                     f"\r\033[K{said}",
@@ -213,51 +239,96 @@ def _attempt(row: dict[str, Any], outcome: Outcome) -> Outcome:
     )
 
 
-def analysed(groups: list[Rows]) -> int:
-    """Run every analysis on every group, print what came of it, and say whether any
-    went wrong.
-    """
-    rows = sorted(
-        (row for some in tried(groups, analyse) for row in some),
-        key=lambda row: row[1:],
-    )
-    verdicts = ("kept", "refused", "wrong", "crashed")
-    counts = Counter((name, verdict) for _, name, verdict, _ in rows)
-    names = list(dict.fromkeys(name for _, name, _, _ in rows))
-    print(
-        "\n".join(
-            _table(
-                ["analysis", *verdicts],
-                [[name, *(counts[name, v] for v in verdicts)] for name in names],
-            )
-        )
-    )
-    for verdict in verdicts[1:]:
-        why: dict[tuple[str, str], list[str]] = defaultdict(list)
-        for model, name, found, reason in rows:
-            if found == verdict:
-                why[name, reason].append(model)
-        for (name, reason), models in sorted(why.items()):
-            print(f"{verdict}: {name} of {', '.join(models)}: {reason}")
-    return int(any(verdict in ("wrong", "crashed") for _, _, verdict, _ in rows))
-
-
-def analyse(group: Rows) -> list[tuple[str, str, str, str]]:
-    """Build one class and run every analysis on it: its name, the analysis, what came
-    of it, and why.
+def analysed(groups: list[Rows], out: Path | None, jobs: int) -> int:
+    """Run every analysis on every type, print what came of it, and say whether there
+    was a fault.
     """
     import analyses
 
-    from hiddenscope.errors import Error
-    from hiddenscope.testing import build
+    chosen = analyses.chosen([row for group in groups for row in group])
+    came = [] if out is None else kept(out)
+    done = {one["model_type"] for one in came}
+    left = [[row] for model_type, row in chosen.items() if model_type not in done]
+    for some in tried(left, analyse, jobs) if left else ():
+        came += some
+        if out is not None:
+            with out.open("a", encoding="utf-8") as file:
+                file.write("".join(f"{json.dumps(one)}\n" for one in some))
+    came = [one for one in came if one["model_type"] in chosen]
+    tally = tallied(came)
+    print("\n".join(page.analyses(tally)))
+    for word, one in tally["analyses"].items():
+        for model_type, fault in one["faults"].items():
+            print(f"fault: {word} of {model_type}: {fault}")
+    return int(any(one["verdict"] == "fault" for one in came))
 
-    name = group[0]["model_class"]
-    try:
-        module = build(group[0], most=MOST_WEIGHTS)
-        found = analyses.tried(module)
-    except Error as error:
-        return [(name, "load", "refused", error.reason)]
-    return [(name, analysis, *outcome) for analysis, outcome in found.items()]
+
+def kept(out: Path) -> Rows:
+    """Return what a file holds; a last line that was cut off is left out."""
+    if not out.exists():
+        return []
+    lines = out.read_text("utf-8").split("\n")
+    text = "".join(f"{line}\n" for line in lines if line.endswith("}"))
+    out.write_text(text, "utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def analyse(group: Rows) -> Rows:
+    """Run every analysis on one type."""
+    import analyses
+
+    return [came.row() for came in analyses.tried(group[0], MOST_WEIGHTS)]
+
+
+def tallied(came: Rows) -> dict[str, Any]:
+    """Return what is worth keeping of a run of all analyses.
+
+    Types that this transformers lacks, and those that are not proved, are of none.
+    """
+    import transformers
+
+    tally: dict[str, Any] = {
+        "transformers": transformers.__version__,
+        "types": len({one["model_type"] for one in came}),
+        "missing": _of_load(came, "missing"),
+        "unproved": _of_load(came, "refused"),
+        "unloaded": _of_load(came, "fault"),
+        "analyses": {},
+    }
+    for one in sorted(came, key=lambda one: one["model_type"]):
+        if one["analysis"] == "load":
+            continue
+        empty: dict[str, Any] = {"right": [], "refused": {}, "faults": {}}
+        mine = tally["analyses"].setdefault(one["analysis"], empty)
+        if one["verdict"] == "right":
+            mine["right"].append(one["model_type"])
+        elif one["verdict"] == "refused":
+            mine["refused"].setdefault(one["why"], []).append(one["model_type"])
+        else:
+            mine["faults"][one["model_type"]] = one["why"]
+    return tally
+
+
+def _of_load(came: Rows, verdict: str) -> list[str]:
+    return sorted(
+        one["model_type"]
+        for one in came
+        if one["analysis"] == "load" and one["verdict"] == verdict
+    )
+
+
+def record_analyses(file: Path) -> int:
+    """Record what is in a file, and write docs/conformance.md; 1 if types are left."""
+    tally = tallied(kept(file))
+    ANALYSES.write_text(json.dumps(tally, indent=1) + "\n", "utf-8")
+    page.write(read(RECORD), tally)
+    left = sorted(
+        {row["model_type"] for row in rows()}
+        - {one["model_type"] for one in kept(file)}
+    )
+    if left:
+        print(f"not tried: {', '.join(left)}")
+    return int(bool(left))
 
 
 def report(outcomes: list[Outcome]) -> Iterator[str]:
@@ -407,7 +478,7 @@ def stale(outcomes: list[Outcome], recorded: dict[str, Any]) -> Iterator[str]:
     Another version of transformers has other classes, and is not what the page is of.
     """
     again = "write it again with --record"
-    if not page.shows(recorded):
+    if not page.shows(recorded, read(ANALYSES)):
         yield f"docs/conformance.md does not show the record: {again}"
     new = record(outcomes)
     if new["transformers"] != recorded["transformers"]:

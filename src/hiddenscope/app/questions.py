@@ -5,6 +5,8 @@ This module imports torch. Only the worker imports it.
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -82,7 +84,10 @@ def _convert(
         return interchanges(value)
     if parameter.kind == "data":
         # A shipped dataset has a name. An upload comes with its texts.
-        return hs.read(value) if isinstance(value, str) else labelled_from(value)
+        if isinstance(value, str):
+            return hs.read(value)
+        # Named as `hs.read` names the file, so that the results are the same.
+        return replace(labelled_from(value), name=Path(value["file"]).stem)
     return protect_from_file_lookup(parameter.kind, value)
 
 

@@ -152,6 +152,9 @@ def estimated(estimate: Estimate, form: str) -> str:
     if form.endswith("%"):
         low, high = max(0.0, low), min(1.0, high)
     flags, _, digits = form.partition(".")
+    if f"{low:{form}}" == f"{high:{form}}" == f"{0.0:{form}}":
+        # It is 0 to all digits that count.
+        return f"{0.0:{form}}"
     # As many digits as tell the ends apart: no interval is shown without a width.
     while low < high and f"{low:{form}}" == f"{high:{form}}":
         digits = f"{int(digits[:-1]) + 1}{digits[-1]}"

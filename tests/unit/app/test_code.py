@@ -67,7 +67,7 @@ def test_a_probe_is_tested_on_a_second_dataset(
     asked = {"data": names["train"], "test": names["other"], "pool": "rolling"}
     answer = bench.answer("probe", tiny_name, **asked, sites="layer.1")
     expected = bench.result(answer, tmp_path)
-    assert expected.facts["test"]["data"] == "other.csv"
+    assert expected.facts["test"]["data"] == "other"
     assert "There are too few texts of “bad”" in " ".join(answer["findings"])
     check_code(answer, expected, tmp_path)
 

@@ -158,7 +158,8 @@ class _Observation:
         """Run a float64 copy of a block, which makes one layer in each of its calls."""
         model = self.model
         block = self.model.part(path)
-        layers = iter([site for site in model.blocks if model.blocks[site] == path])
+        made = [site for site in model.blocks if model.blocks[site] == path]
+        layers = iter(made)
 
         def before(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
             layer = next(layers, None)
@@ -171,7 +172,10 @@ class _Observation:
                 is_layer = (site.layer, site.stack) == (layer.layer, layer.stack)
                 if is_layer and is_inside and tap.side == "output":
                     inner_path = tap.path[len(path) :].lstrip(".")
-                    taps[site] = replace(tap, path=inner_path, call=0)
+                    # The copy is called once: calls count as in the first layer.
+                    first = replace(site, layer=made[0].layer, stack=made[0].stack)
+                    call = model.taps[first].call
+                    taps[site] = replace(tap, path=inner_path, call=call)
             try:
                 exact = float64_copy(block)
                 watches = [

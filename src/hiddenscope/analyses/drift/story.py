@@ -334,15 +334,14 @@ def _findings(report: DriftReport) -> Iterator[str]:
     for hint in report.hints:
         yield hint.evidence
     consequences = report.consequences
+    positions = counted(consequences.of, "position") if consequences else ""
     if consequences and not consequences.kl_max:
-        positions = counted(consequences.of, "position")
         yield f"In the output, the KL divergence is 0 at all of {positions}."
     elif consequences:
         yield (
             f"In the output, the KL divergence is {consequences.kl_mean:.3g} nats on"
             f" average and {consequences.kl_max:.3g} at most; the most likely next"
-            f" token changes at {consequences.top1_changed:,} of {consequences.of:,}"
-            " positions."
+            f" token changes at {consequences.top1_changed:,} of {positions}."
         )
         for part in consequences.restored:
             sites = part.sites

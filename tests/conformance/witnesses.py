@@ -1,0 +1,236 @@
+"""Whether what a refusal says of a model is so, by plain passes of it.
+
+Each reason has a witness: what must be seen of the module for the reason to hold. A
+refusal without one, or with one that denies it, is a fault.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from itertools import combinations
+from typing import Any
+
+import torch
+from laws import OTHER, TARGET, TEXT, Trial
+from torch import Tensor
+
+import hiddenscope as hs
+from hiddenscope.discovery import arguments
+
+# Of the largest number of a state: rounding is less, and a missing part is more.
+ROUNDING = 1e-4
+
+
+def no_head(trial: Trial) -> str:
+    """A pass gives no logits, and no module makes them."""
+    output = _output(trial, TEXT)
+    if getattr(output, "logits", None) is not None:
+        return "a pass of the module gives logits"
+    return ""
+
+
+def two_stacks(trial: Trial) -> str:
+    """The last states change with the encoder's text, and with the decoder's."""
+    if not getattr(trial.module.config, "is_encoder_decoder", False):
+        return "its configuration has no decoder beside an encoder"
+    first = _output(trial, TEXT)[0]
+    if torch.equal(first, _output(trial, OTHER)[0]):
+        return "the encoder's text changes nothing"
+    if torch.equal(first, _output(trial, TEXT, [*TARGET[:2], 18])[0]):
+        return "the decoder's text changes nothing"
+    return ""
+
+
+def sees_later_tokens(trial: Trial) -> str:
+    """Another last token changes what a plain pass gives at the first."""
+    first, second = (_output(trial, ids)[0][0, 0] for ids in (TEXT, [*TEXT[:-1], 14]))
+    return "the first state does not see the last token" if _near(first, second) else ""
+
+
+def norms_the_sum(trial: Trial) -> str:
+    """A block gives something else than what enters it and what its parts add."""
+    for name, block in _blocks(trial):
+        if block.kind == "post-norm":
+            parts = [f"{name}.{part}" for part in block.parts if part != "mid"]
+            layer = int(name.rpartition(".")[2])
+            below = f"{name.rpartition('.')[0]}.{layer - 1}"
+            seen = _states(trial, [below, name, *parts])
+            if _near(sum(seen[site] for site in (below, *parts)), seen[name]):
+                return f"what enters {name} and what its parts add are its sum"
+            return ""
+    return "no block norms the sum"
+
+
+def no_two_parts(trial: Trial) -> str:
+    """No outputs of two modules in a block add up to what it adds, in one block at
+    least.
+    """
+    blocks = [block for _, block in _blocks(trial) if block.refused or not block.parts]
+    for block in blocks:
+        if not _sums_of_two(trial, block.path):
+            return ""
+    return "in each block two outputs add up to what it adds" if blocks else "no block"
+
+
+def _sums_of_two(trial: Trial, path: str) -> bool:
+    """Tell whether two modules in a block, none in the other, add all that it adds."""
+    block = trial.module.get_submodule(path)
+    seen: list[tuple[str, Tensor]] = []
+    ends: list[Tensor] = []
+
+    def keep(name: str, output: Any) -> None:
+        tensor = output[0] if isinstance(output, tuple) else output
+        if isinstance(tensor, Tensor) and tensor.is_floating_point():
+            seen.append((name, tensor.detach().clone()))
+
+    handles = [
+        part.register_forward_hook(lambda _, __, out, name=name: keep(name, out))
+        for name, part in block.named_modules()
+        if name
+    ]
+
+    def enter(_: Any, args: Any, kwargs: Any) -> None:
+        states = [*args, *kwargs.values()]
+        ends.append(next(s for s in states if isinstance(s, Tensor)).detach().clone())
+
+    def leave(_: Any, __: Any, output: Any) -> None:
+        tensor = output[0] if isinstance(output, tuple) else output
+        ends.append(tensor.detach().clone())
+
+    handles.append(block.register_forward_pre_hook(enter, with_kwargs=True))
+    handles.append(block.register_forward_hook(leave))
+    try:
+        _output(trial, TEXT)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if len(ends) < 2 or ends[0].shape != ends[1].shape:
+        return False
+    added = ends[1] - ends[0]
+    alike = [(name, state) for name, state in seen if state.shape == added.shape]
+    for (one, first), (two, second) in combinations(alike, 2):
+        apart = not f"{two}.".startswith(f"{one}.") and not f"{one}.".startswith(
+            f"{two}."
+        )
+        if apart and _near(first + second, added):
+            return True
+    return False
+
+
+def no_blocks(trial: Trial) -> str:
+    """No module of the stack takes in the state below a layer and gives out that layer."""
+    paths = [block.path for _, block in _blocks(trial)]
+    for path in paths:
+        module = trial.module.get_submodule(path)
+        if isinstance(module, torch.nn.ModuleList) or not list(module.children()):
+            return ""
+    return "its blocks are modules" if paths else ""
+
+
+def no_weights(trial: Trial) -> str:
+    """The heads are refused by the proof of the anatomy, whose oracle found no fault."""
+    for name, block in _blocks(trial):
+        inside = trial.model.anatomy.block_inside(hs.Site.parse(name))
+        branch = inside.branches.get("attn")
+        if branch is None or branch.heads is None or branch.refused or block.refused:
+            return ""
+    return "the anatomy knows the heads of every block"
+
+
+def more_than_its_own_token(trial: Trial) -> str:
+    """The logits of a token are not those of its last state alone."""
+    anatomy = trial.model.anatomy
+    stack = anatomy.stacks[-1]
+    site = f"{trial.subject.prefix}layer.{stack.depth}"
+    state = _states(trial, [site])[site]
+    at = trial.read_at
+    changed = hs.Replace(torch.zeros_like(state[0]), tokens=0)
+    before = trial.logits(trial.text)[at]
+    after = trial.edited(trial.text, {site: changed})
+    if at and not _near(before, after):
+        return ""
+    return "" if stack.proof.final is None else "each token's logits are its own"
+
+
+def one_module(trial: Trial) -> str:
+    """Two blocks are the same module."""
+    paths = [block.path for _, block in _blocks(trial)]
+    return "" if len(set(paths)) < len(paths) else "every block is a module of its own"
+
+
+def no_padding(trial: Trial) -> str:
+    """A text in a padded batch has other states than it has alone."""
+    return "" if not trial.model.batching.padding_safe else "padding changes nothing"
+
+
+# What a reason says, the words it says it in, and what must be seen for it to hold.
+WITNESSES: tuple[tuple[str, str, Callable[[Trial], str]], ...] = (
+    ("no head", r"has no (language-model )?head|makes no logits", no_head),
+    ("an encoder and a decoder", r"an encoder and a decoder|two stacks", two_stacks),
+    (
+        "blocks norm the sum of a part and the stream",
+        r"norms the sum of its parts",
+        norms_the_sum,
+    ),
+    ("sees the whole text", r"sees the whole text|masked language", sees_later_tokens),
+    (
+        "blocks are no modules of their own",
+        r"blocks are no modules of their own",
+        no_blocks,
+    ),
+    (
+        "blocks add no attention and MLP to the stream",
+        r"adds no attention and MLP|no outputs of its parts sum|one part only"
+        r"|adds a third part|carries nothing from token|carries something from token"
+        r"|the parts of block",
+        no_two_parts,
+    ),
+    (
+        "the heads of some block are not known",
+        r"the heads of block|queries and keys of block|not a pattern times values"
+        r"|do not add up|by chunks of tokens|not the output of a module with one input",
+        no_weights,
+    ),
+    (
+        "logits of a token depend on more than its state",
+        r"depend on more than the state",
+        more_than_its_own_token,
+    ),
+    ("blocks are one module", r"one module that is called repeatedly", one_module),
+)
+
+
+def witnessed(trial: Trial, error: hs.errors.Error) -> tuple[str, str]:
+    """Return the kind of a reason, and why it does not hold; empty if it does."""
+    if re.search(r"one causal stack and a head", error.reason):
+        # Three needs in one sentence: one of them must be lacking.
+        kinds = ("no head", "an encoder and a decoder", "sees the whole text")
+        for kind, _, witness in WITNESSES:
+            if kind in kinds and not witness(trial):
+                return kind, ""
+        return "needs one causal stack and a head", "it has one"
+    for kind, words, witness in WITNESSES:
+        if re.search(words, f"{error.problem}: {error.reason}"):
+            return kind, witness(trial)
+    return "other", "no pass shows that this holds"
+
+
+def _output(trial: Trial, ids: list[int], target: list[int] = TARGET) -> Any:
+    targets = torch.tensor([target]) if trial.two else None
+    with torch.no_grad():
+        given = arguments(trial.module, torch.tensor([ids]), targets=targets)
+        return trial.module(**given, return_dict=True)
+
+
+def _near(first: Any, second: Any) -> bool:
+    allowed = ROUNDING * float(second.abs().max())
+    return bool((first - second).abs().max() <= allowed)
+
+
+def _blocks(trial: Trial) -> Iterator[tuple[str, Any]]:
+    """Yield every block of the stack that answers, by the layer that it makes."""
+    for layer, block in enumerate(trial.model.anatomy.stacks[-1].blocks, 1):
+        yield f"{trial.subject.prefix}layer.{layer}", block
+
+
+def _states(trial: Trial, sites: list[str]) -> Any:
+    return trial.seen(trial.text, sites)
