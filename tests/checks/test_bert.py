@@ -5,6 +5,6 @@ import pytest
 from tests.checks.cases import Case, every, run
 
 
-@pytest.mark.parametrize("case", list(every("bert")), ids="-".join)
+@pytest.mark.parametrize("case", every("bert"))
 def test_check(case: Case) -> None:
     run(*case)

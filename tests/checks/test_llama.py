@@ -8,7 +8,7 @@ from tests.checks.cases import Case, every, run
 from tests.registry import ENTRIES
 
 
-@pytest.mark.parametrize("case", list(every("llama")), ids="-".join)
+@pytest.mark.parametrize("case", every("llama"))
 def test_check(case: Case) -> None:
     run(*case)
 

@@ -5,6 +5,6 @@ import pytest
 from tests.checks.cases import Case, every, run
 
 
-@pytest.mark.parametrize("case", list(every("t5")), ids="-".join)
+@pytest.mark.parametrize("case", every("t5"))
 def test_check(case: Case) -> None:
     run(*case)

@@ -25,6 +25,7 @@ import torch
 from hiddenscope.testing import CHECKS, SUBJECTS
 from hiddenscope.testing.checks import NotApplicable
 from hiddenscope.testing.subjects import Unavailable
+from tests.checks import oracle as oracle
 from tests.registry import ENTRIES
 
 

@@ -7,7 +7,7 @@ that every analysis must pass.
 """
 
 from hiddenscope.testing.checks import CHECKS as CHECKS
-from hiddenscope.testing.checks import check_analysis as check_analysis
+from hiddenscope.testing.checks.suite import check_analysis as check_analysis
 from hiddenscope.testing.entries import Entry as Entry
 from hiddenscope.testing.models import build as build
 from hiddenscope.testing.models import families as families

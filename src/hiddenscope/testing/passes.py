@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 
 
@@ -25,19 +24,3 @@ def counted_passes(
     finally:
         handle.remove()
     return None, passes
-
-
-def graded_passes(module: nn.Module, ask: Callable[[], Any]) -> int:
-    """Ask, and count the passes in which gradients were recorded."""
-    graded = 0
-
-    def count(*_: Any) -> None:
-        nonlocal graded
-        graded += torch.is_grad_enabled()
-
-    handle = module.register_forward_pre_hook(count)
-    try:
-        ask()
-    finally:
-        handle.remove()
-    return graded

@@ -55,8 +55,10 @@ def check_what_compares_is_tested(entry: Entry, subject: Subject) -> None:
 
 
 def _unsound(result: hs.Result) -> list[str]:
-    told = dict.fromkeys(sentences(result))
-    return [problem for sentence in told for problem in unsound(sentence)]
+    problems: list[str] = []
+    for sentence in dict.fromkeys(sentences(result)):
+        problems += unsound(sentence)
+    return problems
 
 
 @law()

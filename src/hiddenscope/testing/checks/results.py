@@ -87,14 +87,24 @@ def check_every_variable_is_named(entry: Entry, subject: Subject) -> None:
 
 
 @law()
-def check_pictures_can_be_drawn(entry: Entry, subject: Subject) -> None:
-    """The page and the main figure are drawn."""
+def check_the_page_can_be_made(entry: Entry, subject: Subject) -> None:
+    """The page of a result is written."""
+    _hold_saved(result_of(entry, subject), ".html")
+
+
+@law(dear=True)
+def check_the_figure_can_be_drawn(entry: Entry, subject: Subject) -> None:
+    """The main picture is drawn for print."""
     result = result_of(entry, subject)
+    only_if(result.views, "it has no pictures")
+    _hold_saved(result, ".png")
+
+
+def _hold_saved(result: hs.Result, suffix: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        for suffix in (".html", ".png"):
-            if suffix == ".png" and not result.views:
-                continue
-            result.save(Path(folder) / f"result{suffix}")
+        path = Path(folder) / f"result{suffix}"
+        result.save(path)
+        hold(path.stat().st_size > 500, f"{suffix} is empty")
 
 
 @law()
