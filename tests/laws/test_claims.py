@@ -23,8 +23,9 @@ from hiddenscope.analyses.steer.story import Setting
 from hiddenscope.catalog import ANALYSES
 from hiddenscope.measures.distances import Distances
 from hiddenscope.measures.separation import separation
-from hiddenscope.results import story_of, views_of
+from hiddenscope.results import views_of
 from hiddenscope.testing import tiny_model
+from hiddenscope.testing.sentences import CERTAIN, sentences, unbacked, unsound
 from tests.planted import random_graft, random_model, random_texts
 from tests.registry import ENTRIES
 
@@ -32,41 +33,6 @@ Tiny = Callable[..., hs.Model]
 
 LEVEL = 0.05
 
-COMPARES = re.compile(
-    r"\b(most|least|more|less|larger|largest|smaller|smallest|lower|lowest|higher|highest|better|best|worse|apart|"
-    r"alike|tighter|farther|jumps|differ|differs|times as much|nearest|half"
-    r" of|weigh)\b",
-    re.IGNORECASE,
-)
-BACKED = re.compile(
-    r"\binterval\b|\bp = |\bp at most\b|not significant|not tested|is shown to|\(.+ to"
-    r" .+\)|noise envelope"
-)
-SAYS_UNTESTED = re.compile(r"\b(was|were) not tested\b")
-# Sentences that compare and leave nothing to be tested: definitions, instructions, what
-# is equal bit for bit.
-PLAIN = {
-    "compare": r"have equal states everywhere|over the tokens that differ",
-    "anatomy": r"bit for bit|The bar is the raw|largest absolute difference",
-    # The last is what is counted below.
-    "probe": r"^One more probe|what counts is|^Better than guessing",
-    "search": r"^Nearest to|compared with every query",  # every row was looked at
-    "project": (
-        r"Do not trust|look apart|groups can be seen|^Neighbour is|dashed line|picture"
-        r" in two dimensions"
-    ),
-    # How features are listed, and how baselines are fitted.
-    "features": r"^The list has|^Every way uses",
-    # How the states were drawn.
-    "visibility": r"^Averaged over .* states were drawn, at most",
-    "cluster": r"points that are together here may be apart",
-    "drift": (
-        r"^In the output, the KL|^Local error is what|sites? differs? on equal input|of"
-        r" the candidate differs in"
-        r"|^As they were given|differs? all the same|least sensitive part"
-        r"|weights? differs?, "
-    ),
-}
 CLAIMS = {
     "project": r"\bare apart at\b",
     "probe": r"^Better than guessing",
@@ -79,43 +45,8 @@ CLAIMS = {
 }
 
 
-CERTAIN = r"\bsignificant|\bshows that\b|\bproves? that\b|\bbecause of\b"
-
-
-def sentences(result: hs.Result) -> list[str]:
-    """All that a person is told: the findings, the prose of the page and the notes
-    below its pictures.
-    """
-    told = [
-        result.summary(),
-        *(f"{section.prose}\n{section.reading}" for section in story_of(result)),
-    ]
-    told += [str(getattr(view, "note", "")) for view in views_of(result)]
-    return [
-        part.strip()
-        for text in told
-        for part in re.split(r"(?<=[.!?])\s+|\n", text)
-        if part.strip()
-    ]
-
-
 def said(result: hs.Result, pattern: str) -> bool:
     return any(re.search(pattern, sentence) for sentence in sentences(result))
-
-
-def unbacked(result: hs.Result) -> list[str]:
-    """The sentences that compare numbers without a test, where the result does not say
-    that nothing was tested.
-    """
-    told = sentences(result)
-    if any(SAYS_UNTESTED.search(sentence) for sentence in told):
-        return []
-    plain = re.compile(PLAIN.get(result.kind, r"(?!)"))
-    return [
-        one
-        for one in told
-        if COMPARES.search(one) and not BACKED.search(one) and not plain.search(one)
-    ]
 
 
 NOISE = {word: entry.noise for word, entry in ENTRIES.items() if entry.noise}
@@ -131,10 +62,11 @@ def test_every_analysis_is_under_the_law() -> None:
 def test_what_compares_has_a_test_or_says_that_it_has_none(word: str) -> None:
     result = NOISE[word](np.random.default_rng(1))
     assert unbacked(result) == []
+    assert [problem for line in sentences(result) for problem in unsound(line)] == []
     if word not in CLAIMS:
         # It may describe; the words by which the others claim are not its own.
         assert not any(said(result, claim) for claim in CLAIMS.values())
-        assert not said(result, CERTAIN)
+        assert not said(result, CERTAIN.pattern)
     titles = " ".join(view.title for view in views_of(result))
     assert not re.search(r"\b(better|worse|tighter|significant|because)\b", titles)
 

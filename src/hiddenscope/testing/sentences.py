@@ -150,7 +150,7 @@ VACUOUS = (
     re.compile(r"(?<![\w.,])0 of (?:the |these )?0\b"),
     # From a number at a place to the same number there.
     re.compile(r"\bfrom (\S+ at \S+) to \1(?![\w.])"),
-    re.compile(r"\(\s*\)|: \.$|, ,|  "),
+    re.compile(r"(?<!\w)\(\s*\)|: \.$|, ,|  "),
 )
 ONE_OF_SEVERAL = re.compile(
     rf"(?<![\w.,-])1 (?:more |other |further )?(?:{PLURALS})\b"

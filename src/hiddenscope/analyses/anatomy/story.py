@@ -16,7 +16,7 @@ from hiddenscope.results import (
 )
 from hiddenscope.results.drawing import by_stack, labels
 from hiddenscope.results.pictures import Lines, Series
-from hiddenscope.results.sentences import model_name
+from hiddenscope.results.sentences import counted, model_name
 
 SUMS = {
     "pre-norm": "layer.k-1 + attn{cross} = mid and mid + mlp = layer.k",
@@ -111,7 +111,7 @@ def story(report: AnatomyReport, result: Result) -> Iterator[Section]:
             findings.append(f"In a {block_kind} block {sums}: {places}.")
     findings += [_head(report), *report.notes]
     built = [
-        f"the {stack.stack} has {stack.blocks} blocks of width {stack.width}"
+        f"the {stack.stack} has {counted(stack.blocks, 'block')} of width {stack.width}"
         for stack in stacks
     ]
     meaning = (
