@@ -286,7 +286,8 @@ class Desk:
 
     def _texts(self, name: str, texts: Any) -> Path:
         path = self.data / f"{name}.txt"
-        path.write_text("\n".join(texts), "utf-8")
+        lines = [texts] if isinstance(texts, str) else texts
+        path.write_text("\n".join(lines), "utf-8")
         return path
 
     def run(self, words: list[str], suffix: str) -> Said:

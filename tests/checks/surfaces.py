@@ -165,6 +165,8 @@ def hold_command_offered(answer: dict[str, Any], line: list[str]) -> None:
 
 def _named(value: Any) -> Any:
     """Return a value with the names of files in place of their paths."""
+    if isinstance(value, list | tuple):
+        return [_named(one) for one in value]
     return re.sub(r"^/.*/", "", value) if isinstance(value, str) else value
 
 

@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from typer.testing import CliRunner
 
 import hiddenscope as hs
-from hiddenscope.cli.main import app
 from hiddenscope.errors import (
     ArgumentError,
     Error,
@@ -327,18 +325,6 @@ def test_pairs_of_a_file(tmp_path: Path, tiny: Tiny) -> None:
     table.write_text("base,other\na b,c d\n")
     with pytest.raises(ArgumentError, match="no parameter 'other'"):
         hs.variable(model, str(table))
-
-
-def test_the_command_says_what_python_says(tmp_path: Path) -> None:
-    module = tiny_model("llama", layers=2)
-    module.save_pretrained(tmp_path / "model")
-    lines = [json.dumps({**asdict(pair), "base": pair.base}) for pair in PAIRS]
-    (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
-    words = ["variable", str(tmp_path / "pairs.jsonl"), "--sites", "layer.1", "--json"]
-    done = CliRunner().invoke(app, [*words, "--model", str(tmp_path / "model")])
-    assert done.exit_code == 0, done.stderr
-    expected = hs.variable((module, None), PAIRS, sites="layer.1")
-    assert json.loads(done.stdout)["facts"] == expected.facts
 
 
 # The same prompts, of which something else follows.

@@ -15,12 +15,7 @@ from tests.workbench.asking import MANY_TEXTS, QUESTIONS, TEXT, named
 from tests.workbench.code import check_code, run_command, run_python
 from tests.workbench.serving import Bench
 
-# With their code they take more than a second.
-SLOW = ("drift", "features", "graft", "probe", "project", "steer")
 ASKED = []
-for asked, request in QUESTIONS.items():
-    marks = [pytest.mark.slow] if asked in SLOW else []
-    ASKED.append(pytest.param(asked, request, id=asked, marks=marks))
 ASKED.append(pytest.param("visibility", MANY_TEXTS, id="many texts"))
 # A position is a number in the request and in Python, and a word of the command.
 POSITION = QUESTIONS["cluster"] | {"pool": -1}

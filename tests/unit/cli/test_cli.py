@@ -593,54 +593,6 @@ def test_capture_continues_a_text(folder: str) -> None:
     assert said["shape"][1] == 5
 
 
-def test_profile_tells_and_keeps(folder: str, tmp_path: Path) -> None:
-    out = tmp_path / "norms.nc"
-    printed = ask("profile", TEXT, "--model", folder, "--out", str(out))
-    assert "middle layers" in printed
-    assert hs.Result.load(out).data["norm"].shape == (5, 6)
-    said = json.loads(
-        ask(
-            "profile",
-            "-",
-            "--model",
-            folder,
-            "--sites",
-            "final",
-            "--json",
-            stdin=f"{TEXT}\nThe\n",
-        )
-    )
-    assert (said["kind"], said["variables"]["norm"]["shape"]) == ("profile", [1, 7])
-
-
-def test_compare_tells_and_keeps(folder: str, tmp_path: Path) -> None:
-    out = tmp_path / "difference.nc"
-    printed = ask(
-        "compare", TEXT, "The capital of Paris", "--model", folder, "--out", str(out)
-    )
-    assert "first differ at token" in printed
-    assert hs.Result.load(out).data["l2"].shape == (5, 6)
-    said = json.loads(
-        ask(
-            "compare",
-            TEXT,
-            "--other",
-            folder,
-            "--model",
-            folder,
-            "--sites",
-            "final",
-            "--json",
-        )
-    )
-    assert said["variables"]["cka"]["shape"] == [1, 1]
-    done = runner.invoke(cli.app, ["compare", TEXT, "--model", folder, "--quiet"])
-    assert (done.exit_code, "no second text and no other model" in done.stderr) == (
-        2,
-        True,
-    )
-
-
 # The easiest first; patching is the hardest, and comes where a model can be patched,
 # before the proof.
 HEADINGS = [
