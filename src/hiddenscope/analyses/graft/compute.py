@@ -167,7 +167,7 @@ def _all_runs(
                 }
                 yield edit(model, batch, changes, (), logits=True)
                 continue
-            with hooks.substituting(forwards):
+            with model.lock, hooks.substituting(forwards):
                 run = resume(model, batch, entry, states[entry], ())
             yield run
 
