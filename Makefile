@@ -16,7 +16,7 @@ AGAIN := again() { "$$@" || { sleep 10; "$$@"; } || { sleep 60; "$$@"; }; }; aga
 # The tests of one room: its folders, and the files that begin with its name.
 OF_ROOM = $(or $(shell find $(1) -name __pycache__ -prune -o \( -type d -name '$(ROOM)' -o -name 'test_$(ROOM)*.py' \) -print),$(error There are no tests of '$(ROOM)' in $(1)))
 
-.PHONY: help setup setup-all demo browser test test-all test-part check scripts figures format conformance bench calibrate fuzz mutants chaos faults truth docs site dist smoke clean
+.PHONY: help setup setup-all demo browser test test-all test-part check scripts figures format conformance bench calibrate fuzz mutants laws chaos faults truth docs site dist smoke clean
 
 help:            ## Say what can be made.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -121,6 +121,9 @@ chaos: $(EVERYTHING)  ## Inject faults into stores and jobs at length: flipped b
 faults: $(EVERYTHING) ## Plant faults in models, let drift look for them, and write the table of docs/faults.md.
 	$(BIN)/python -m labs.faults --write
 	$(BIN)/python -m labs.faults.systematic --write
+
+laws: $(EVERYTHING)   ## Hold every analysis to every check on every subject (an hour or two). PART=2/6 make laws   runs a part.
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.checks.whole --dear --jobs $(shell nproc) --part $(or $(PART),1/1)
 
 truth: $(EVERYTHING)  ## Score the analyses on models whose inner workings are known, and write docs/truth.md (half an hour, of which training is cached).
 	$(BIN)/python -m labs.truth --peers --write

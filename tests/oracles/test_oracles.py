@@ -16,6 +16,9 @@ from tests.oracles import disagreements
 from tests.planted import exchanges
 from tests.registry import CONTRAST, CONTRASTS, IDS, OTHER, TEXT, tiny
 
+# `tests/checks` asks the smallest questions of every subject; these ask others.
+slow = pytest.mark.slow
+
 CLASSES = {
     "phi": "PhiForCausalLM",
     "cohere": "CohereForCausalLM",
@@ -59,21 +62,25 @@ def shifted(model: hs.Model) -> tuple[Any, None]:
 WIRED = ("phi", "granite", "gemma3_text", "cohere", "mpt", "olmo2")
 
 
+@slow
 @pytest.mark.parametrize("family", [*FAMILIES, "bert", "t5"])
 def test_a_lens_reads_what_a_pass_that_ends_with_the_state_gives(family: str) -> None:
     check("lens", family, TEXT, target=20)
 
 
+@slow
 def test_a_lens_of_parts_and_of_several_texts_is_that_of_passes() -> None:
     check("lens", "granite", TEXT, sites="*.attn.head.*,*.mlp", target=20)
     check("lens", "llama", [TEXT, OTHER], target="next", sites="*")
 
 
+@slow
 @pytest.mark.parametrize("family", [*FAMILIES, "t5"])
 def test_patching_is_a_pass_for_each_cell(family: str) -> None:
     check("patch", family, CONTRAST, method="both")
 
 
+@slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -83,28 +90,34 @@ def test_patching_is_a_pass_for_each_cell(family: str) -> None:
         {"into": "clean", "window": 2, "layers": 2},
     ],
 )
+@slow
 def test_every_way_to_patch_is_a_pass_for_each_cell(options: dict[str, Any]) -> None:
     check("patch", "gemma3_text", CONTRAST, **options)
 
 
+@slow
 def test_patching_prompts_of_two_lengths_is_a_pass_for_each_cell() -> None:
     check("patch", "llama", hs.Contrast([5, 6, 7], [5, 9, 3, 7], 11, 12))
 
 
+@slow
 @pytest.mark.parametrize("family", [*FAMILIES, "cohere", "t5"])
 def test_contributions_are_what_the_head_makes_of_each_part(family: str) -> None:
     check("contributions", family, [5, 6, 7], 11, 12, neurons=3)
 
 
+@slow
 @pytest.mark.parametrize("family", [*FAMILIES, "olmo2", "t5"])
 def test_attention_is_what_an_eager_copy_reports(family: str) -> None:
     check("attention", family, [5, 6, 7, 8, 9], draws=0)
 
 
+@slow
 def test_scores_of_heads_are_means_over_the_random_texts() -> None:
     check("attention", "llama", [5, 6, 7, 8, 9], draws=6)
 
 
+@slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_steering_is_a_pass_for_each_text_site_and_strength(family: str) -> None:
     direction = hs.Direction.between(
@@ -114,63 +127,74 @@ def test_steering_is_a_pass_for_each_text_site_and_strength(family: str) -> None
     check("steer", family, [[5, 6, 7]], direction, strengths=[-1, 0, 2], **options)
 
 
+@slow
 def test_ablating_a_direction_is_a_pass_for_each_text_and_site() -> None:
     direction = hs.Direction.of(np.ones(64), sites="layer.*", spare_first=True)
     options = {"answers": [3, 4], "quality": [[9, 8, 7, 6], [4, 6, 8]]}
     check("steer", "t5", IDS, direction, strengths="ablate", new_tokens=0, **options)
 
 
+@slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_graft_is_a_copy_with_the_weights_of_the_donor(family: str) -> None:
     examples = [([5, 6, 7], 11), ([8, 9], 12)]
     check("graft", family, shifted(subject(family)), examples)
 
 
+@slow
 @pytest.mark.parametrize("options", [{"sites": "*.attn", "layers": 2}, {"layers": 2}])
 def test_a_graft_changes_the_loss_as_passes_do(options: dict[str, Any]) -> None:
     texts = [[5, 6, 7], [8, 9], [4, 5], [9, 3, 7], [6, 6, 8]]
     check("graft", "granite", shifted(subject("granite")), texts, **options)
 
 
+@slow
 @pytest.mark.parametrize("family", [*FAMILIES, "bert", "mamba"])
 def test_influence_is_a_gradient_for_each_pair_of_states(family: str) -> None:
     check("visibility", family, [[5, 6, 7, 8, 9]])
 
 
+@slow
 def test_influence_of_two_stacks_is_a_gradient_for_each_pair_of_states() -> None:
     model = subject("t5")
     check("visibility", "t5", model.encode("The cat", targets="on the mat"))
 
 
+@slow
 @pytest.mark.parametrize("influence", ["relative", "logit"])
 def test_every_influence_is_made_of_gradients(influence: str) -> None:
     sites = "layer.0,layer.3"
     check("visibility", "llama", [[5, 6, 7]], influence=influence, sites=sites)
 
 
+@slow
 @pytest.mark.parametrize("family", [*FAMILIES, "mamba"])
 def test_drift_is_that_of_blocks_on_the_same_input(family: str) -> None:
     check("drift", family, shifted(subject(family)), [[5, 6, 7, 8, 9], [4, 5, 6]])
 
 
+@slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_exchanging_is_a_pass_for_each_pair(family: str) -> None:
     sites = "layer.1,layer.2.mlp"
     check("variable", family, exchanges(4), sites=sites, subspace="pca", rank=2)
 
 
+@slow
 @pytest.mark.parametrize("method", ["exact", "integrated"])
 @pytest.mark.parametrize("family", ["llama", "gpt2", *WIRED])
 def test_edges_are_paths_that_hooks_patch(family: str, method: str) -> None:
     check("edges", family, CONTRAST, method=method, exact=2, sample=2)
 
 
+@slow
 def test_named_edges_dropped_gradients_and_both_runs_are_as_hooks_give_them() -> None:
     paths = ["layer.1.mlp.neuron.7 > *"]
     check("edges", "phi", CONTRAST, method="gradient", paths=paths, sample=0)
     check("edges", "granite", CONTRAST, method="dropped", into="clean", sample=0)
 
 
+@slow
 @pytest.mark.parametrize("ablation", ["resample", "mean", "zero"])
 @pytest.mark.parametrize("family", ["llama", "phi", "granite", "gemma3_text"])
 def test_faithfulness_is_that_of_paths_in_float64(family: str, ablation: str) -> None:
@@ -183,4 +207,4 @@ def test_an_oracle_finds_a_number_that_is_off() -> None:
     result.data["kl"][0, 0] += 0.1
     wrong = disagreements("lens", subject("llama"), {"texts": IDS}, result)
     assert len(wrong) == 1
-    assert wrong[0].startswith("lens kl at site=layer.0, token=0: found ")
+    assert wrong[0].startswith("lens kl at [0, 0]: found ")

@@ -159,9 +159,10 @@ class Subject:
         """What the largest of some numbers may be off by, as a share of it."""
         return 40 * torch.finfo(self.dtype).eps
 
-    def on(self, device: str) -> "Subject":
-        """Return the same subject on another device."""
-        return replace(self, name=f"{self.name} on {device}", device=device)
+    @cached_property
+    def on_gpu(self) -> "Subject":
+        """The same subject on a GPU."""
+        return replace(self, name=f"{self.name} on a GPU", device="cuda")
 
     def multiplied(self, factor: float) -> "Subject":
         """Return the subject with all that writes to its residual stream multiplied."""

@@ -47,6 +47,26 @@ def check_float64_agrees(entry: Entry, subject: Subject) -> None:
     )
 
 
+@law(dear=True)
+def check_cuda_gives_what_the_cpu_gives(entry: Entry, subject: Subject) -> None:
+    """On a GPU the numbers are those of the CPU but for rounding."""
+    only_if(torch.cuda.is_available(), "there is no GPU")
+    only_if(subject.dtype == torch.float32, "it is rounded more than devices differ")
+    expected, there = answered(entry, subject), outcome(entry, subject.on_gpu)
+    if there.error is not None:
+        raise there.error
+    none_of(
+        differences(
+            expected,
+            there.answer,
+            entry.tolerance,
+            apart=entry.measures_rounding,
+            labels=False,
+        ),
+        "CUDA against the CPU",
+    )
+
+
 @law()
 def check_bfloat16_agrees_or_is_refused(entry: Entry, subject: Subject) -> None:
     """In bfloat16 the numbers are near those of float32, or they are refused."""
