@@ -28,6 +28,7 @@ from hiddenscope.testing.subjects import Subject
 HALF = 0.25
 # Powers of a factor that a number may grow with: a share by none, a norm by one.
 POWERS = (-2, -1, 0, 1, 2)
+INFORMATION = {"bits": math.log2, "nats": math.log}
 
 
 @law()
@@ -150,11 +151,10 @@ def check_units_of_information(entry: Entry, subject: Subject) -> None:
     of a word are those of one in that number.
     """
     data = data_of(answered(entry, subject))
-    logarithms = {"bits": math.log2, "nats": math.log}
     names = {
-        str(name): logarithms[variable.attrs["units"]]
+        str(name): INFORMATION[variable.attrs["units"]]
         for name, variable in data.data_vars.items()
-        if variable.attrs.get("units") in logarithms
+        if variable.attrs.get("units") in INFORMATION
     }
     for name, variable in data.data_vars.items():
         about = f"{name} {variable.attrs.get('long_name', '')}".lower()
@@ -181,7 +181,9 @@ def check_the_last_layer_is_final(entry: Entry, subject: Subject) -> None:
     """What is read of predictions at the last layer is read at `final`: a norm is
     neither left out nor applied twice.
     """
-    only_if(HEAD in entry.needs, "it reads no predictions")
+    whole = data_of(answered(entry, subject)).data_vars.values()
+    informed = any(part.attrs.get("units") in INFORMATION for part in whole)
+    only_if(HEAD in entry.needs or informed, "it reads no predictions")
     only_if(entry.takes("sites") and entry.takes("texts"), "it reads no single states")
     last, final = subject.sites["last"], subject.sites["final"]
     first = data_of(asked(entry, subject, sites=last))
