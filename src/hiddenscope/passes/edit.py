@@ -43,6 +43,7 @@ from hiddenscope.passes.record import (
 from hiddenscope.passes.recording import (
     UserPass,
     cached_tokens,
+    handed_on,
     named_arguments,
     pass_roots,
     user_module,
@@ -365,7 +366,7 @@ class _PassFollower:
         watches = []
         for root in pass_roots(self.module, self.anatomy):
             stacks: Sequence[str | None] = ("encoder",)
-            if root is self.module:
+            if root in (self.module, handed_on(self.module)):
                 stacks = (None, "encoder", "decoder")
             begin = partial(self._begin, root, stacks)
             watches.append(hooks.Watch(root, "input", begin))

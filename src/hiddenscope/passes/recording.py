@@ -128,11 +128,21 @@ def user_module(
 
 
 def pass_roots(module: nn.Module, anatomy: Anatomy) -> list[nn.Module]:
-    """Return what a pass is a call of: the module, or an encoder, as in `generate`."""
+    """Return what a pass is a call of: the module, or what `generate` calls, which is
+    the model inside a wrapper, or an encoder.
+    """
+    roots = dict.fromkeys([module, handed_on(module)])
     get_encoder: Any = getattr(module, "get_encoder", None)
-    if get_encoder is None or len(anatomy.stacks) == 1:
-        return [module]
-    return [module, get_encoder()]
+    if get_encoder is not None and len(anatomy.stacks) > 1:
+        roots[get_encoder()] = None
+    return list(roots)
+
+
+def handed_on(module: nn.Module) -> nn.Module:
+    """Return the model that a wrapper hands a pass on to as it is; else the module."""
+    base = calls.below_wrapper(module)
+    # PEFT names another one where it learns a prompt, which it puts before every text.
+    return module if base is getattr(module, "base_model", None) else base
 
 
 def cached_tokens(cache: Any) -> int | None:
@@ -543,7 +553,7 @@ class _PassFollower:
         return [*begin, *self.watcher.watches(self.module), *end]
 
     def _begin(self, root: nn.Module, args: hooks.Args, kwargs: hooks.Kwargs) -> None:
-        # The encoder is called as a part of the whole module.
+        # It is called as a part of the whole module.
         if (
             root is not self.module
             and self.current is not None

@@ -5,6 +5,7 @@ the text that generate writes.
 from collections.abc import Callable
 from typing import Any
 
+import peft
 import pytest
 import torch
 from torch import nn
@@ -51,6 +52,32 @@ def test_each_tokens_state_is_what_a_full_pass_gives(tiny: Tiny, family: str) ->
     whole = model.capture([ids])
     assert states.sites == whole.sites and states.tokens.count == 1
     torch.testing.assert_close(states.values, whole.values, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("task", [None, "CAUSAL_LM"])
+def test_what_an_adapted_model_writes_is_recorded_and_steered(task: str | None) -> None:
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type=task)
+    adapted: Any = peft.get_peft_model(tiny_model("llama"), config)
+    module = adapted.eval()
+    # So that the adapter makes a difference.
+    for name, weight in module.named_parameters():
+        if "lora_B" in name:
+            weight.data.normal_(std=0.3)
+    model = hs.load((module, tiny_tokenizer()))
+    states = model.capture_generation([PROMPT], max_new_tokens=4)
+    whole = model.capture([states.tokens.ids.tolist()])
+    torch.testing.assert_close(states.values, whole.values, rtol=1e-4, atol=1e-4)
+    with hs.recording(model, "layer.1") as recorded:
+        module(torch.tensor([PROMPT]))
+        text = written(module, PROMPT, 2)
+    assert [len(part.tokens) for part in recorded.passes] == [5, 5, 1]
+    # The last token of a prompt is changed, wherever the text is read again.
+    change = {"layer.1": hs.Replace(torch.linspace(-9, 9, 64), tokens=4)}
+    with hs.editing(model, change):
+        steered = written(module, PROMPT, 1)
+    logits = hs.edit(model, [PROMPT], change, (), logits=True).logits
+    assert logits is not None
+    assert steered[5] == int(logits[-1].argmax()) != text[5]
 
 
 @pytest.mark.parametrize("family", ["t5", "bart"])

@@ -334,15 +334,9 @@ def _findings(report: DriftReport) -> Iterator[str]:
     for hint in report.hints:
         yield hint.evidence
     consequences = report.consequences
-    positions = counted(consequences.of, "position") if consequences else ""
-    if consequences and not consequences.kl_max:
-        yield f"In the output, the KL divergence is 0 at all of {positions}."
-    elif consequences:
-        yield (
-            f"In the output, the KL divergence is {consequences.kl_mean:.3g} nats on"
-            f" average and {consequences.kl_max:.3g} at most; the most likely next"
-            f" token changes at {consequences.top1_changed:,} of {positions}."
-        )
+    if consequences:
+        yield _in_output(consequences)
+    if consequences and consequences.kl_max:
         for part in consequences.restored:
             sites = part.sites
             share = part.share
@@ -484,6 +478,25 @@ def _verdict(report: DriftReport) -> str:
             f" text {token.text})"
         )
     return f"{drift}, by {_times(report.beyond)} the noise envelope."
+
+
+def _in_output(consequences: Consequences) -> str:
+    """Say how far the predictions of the next token are apart."""
+    kl, positions = consequences.kl_max, counted(consequences.of, "position")
+    where = "the one position" if consequences.of == 1 else f"all of {positions}"
+    if not kl:
+        return f"In the output, the KL divergence is 0 at {where}."
+    if consequences.of == 1:
+        changed = "another" if consequences.top1_changed else "the same"
+        return (
+            f"In the output, the KL divergence is {kl:.3g} nats at {where}; the most"
+            f" likely next token is {changed}."
+        )
+    return (
+        f"In the output, the KL divergence is {consequences.kl_mean:.3g} nats on"
+        f" average and {kl:.3g} at most; the most likely next token changes at"
+        f" {consequences.top1_changed:,} of {positions}."
+    )
 
 
 def _explanation(report: DriftReport) -> str:
