@@ -260,6 +260,7 @@ ENTRIES: dict[str, Entry] = {
     "project": Entry(
         hs.project,
         lambda subject: {"data": subject.labelled, "method": "pca"},
+        of_copies_too=("shown", "trust"),
         results=(
             lambda: hs.project(tiny("llama"), CLASSES, method="pca"),
             lambda: hs.project(

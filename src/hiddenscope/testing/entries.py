@@ -50,14 +50,16 @@ class Entry:
     parameters say. `function` is called with them alone. `measures_rounding` are the
     variables that are rounding errors: they are not the same in another dtype.
     `of_all_texts` are those of a token that the other texts have a part in, such as a
-    share of the variance of all. `tolerance` is how near float32 is to float64, as the
-    analysis states: fits that stop early are less near than sums.
+    share of the variance of all. `of_copies_too` are numbers of pictures, in which
+    copies are drawn though they count once. `tolerance` is how near float32 is to
+    float64, as the analysis states: fits that stop early are less near than sums.
     """
 
     function: Callable[..., Any]
     ask: Ask = nothing
     measures_rounding: tuple[str, ...] = ()
     of_all_texts: tuple[str, ...] = ()
+    of_copies_too: tuple[str, ...] = ()
     tolerance: float = ROUNDING
 
     @property

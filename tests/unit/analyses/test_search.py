@@ -197,20 +197,9 @@ def test_a_source_that_need_not_fit_in_memory(rows: np.ndarray, tmp_path: Path) 
         assert numbers(hs.search(source, rows[:4], 6)) == order.tolist()
 
 
-def test_a_model_and_its_states_find_the_same(tiny: Tiny) -> None:
-    model, queries = tiny("llama"), ["A dog", "The end."]
+def test_arrays_and_rows_of_states_are_searched(tiny: Tiny) -> None:
+    model = tiny("llama")
     states = model.capture(TEXTS)
-    found = hs.search(model, queries, 3, texts=TEXTS)
-    assert found.data["string"].values[:, 0].tolist() == queries
-    # The same text, within rounding.
-    assert set(numbers(found)[0][:2]) == {1, 4}
-    np.testing.assert_allclose(found.data["score"].values[:, 0], 1, atol=1e-6)
-    assert (found.facts["searched"], found.facts["unit"]) == (6, "text")
-    asked = [found.facts[name] for name in ("site", "token", "nearness")]
-    assert asked == ["final", "mean:sinkless", "cosine"]
-    again = hs.search(states, (model, queries), 3)
-    assert numbers(again) == numbers(found)
-    assert again.source == found.source
     array = hs.search(hs.embed(model, TEXTS), (model, "A dog"), 2, texts=TEXTS)
     assert set(numbers(array)[0]) == {1, 4}
     row = states.pool("last", "layer.1")[2]

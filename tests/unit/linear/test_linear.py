@@ -1,14 +1,11 @@
 """Linear: many problems at once come to what scikit-learn comes to one by one."""
 
-from itertools import product
-
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 from scipy.stats import ttest_1samp
-from sklearn.linear_model import LogisticRegression, Ridge
-from sklearn.model_selection import StratifiedKFold
+from sklearn.linear_model import Ridge
 from sklearn.preprocessing import StandardScaler
 
 from hiddenscope.linear import (
@@ -25,7 +22,6 @@ from hiddenscope.linear.crossvalidation import PENALTIES, cross_validate_labelli
 from hiddenscope.linear.logistic import minimise, predicted_classes
 
 Floats = NDArray[np.float64]
-STRENGTHS = (0.5, 100.0)
 
 
 def made(
@@ -44,39 +40,6 @@ def made(
     classed[:classes] = range(classes)
     numbers = scores[:, 0] + rng.normal(size=rows)
     return states.astype(np.float32).astype(np.float64), classed, numbers
-
-
-# More rows than channels, and fewer.
-@pytest.mark.parametrize(("shape", "classes"), [((120, 24), 3), ((40, 90), 2)])
-def test_logistic_regression_is_that_of_scikit_learn(
-    shape: tuple[int, int], classes: int
-) -> None:
-    states, targets, _ = made(*shape, classes)
-    folds = np.arange(len(states)) % 3
-    each = list(product(range(3), STRENGTHS))
-    train = torch.from_numpy(np.array([folds != fold for fold, _ in each]))
-    penalties = torch.tensor([penalty for _, penalty in each], dtype=torch.float64)
-    labels = torch.from_numpy(targets).expand(len(each), -1)
-    given = Problems(train, labels, penalties)
-    own, _, deviation = standardised(torch.from_numpy(states))
-    exact = logistic(classes, 1e-8).fit(own, given)
-    assert exact.converged.all()
-    quick = logistic(classes).fit(own.float(), given).scores(own.float())
-    scores = exact.scores(own).numpy()
-    for number, (fold, penalty) in enumerate(each):
-        scaler = StandardScaler().fit(states[folds != fold])
-        scaled = scaler.transform(states)
-        theirs = LogisticRegression(C=1 / penalty, tol=1e-9, max_iter=20_000)
-        theirs.fit(scaled[folds != fold], targets[folds != fold])
-        decision = theirs.decision_function(scaled).reshape(len(states), -1)
-        np.testing.assert_allclose(scores[:, :, number], decision, atol=1e-3)
-        # Of their standardised states.
-        coef = (exact.coef[:, :, number].numpy().T / deviation.numpy()) * scaler.scale_
-        np.testing.assert_allclose(coef, theirs.coef_, atol=1e-4)
-        off = np.abs(quick[:, :, number].numpy() - decision)
-        assert off.max() < 0.05 * np.abs(decision).max()
-        chosen = predicted_classes(quick[:, :, number]).numpy()
-        assert (chosen == theirs.predict(scaled)).mean() >= 0.95
 
 
 def test_equal_states_teach_the_shares_of_the_classes_and_no_more() -> None:
@@ -118,21 +81,6 @@ def test_rounding_of_a_channel_has_no_say_where_a_far_row_is_held_out() -> None:
     predicted = (fit.scores[0, :, 0] > 0).long()
     assert float((predicted == targets[0]).double().mean()) > 0.9
     assert float(fit.penalty.max()) <= 100
-
-
-def test_folds_have_the_proportions_of_scikit_learn() -> None:
-    seed = 1
-    rng = np.random.default_rng(seed)
-    classes = rng.choice(3, size=83, p=[0.6, 0.3, 0.1])
-    folds = assign_folds(classes, [f"text {k}" for k in range(83)], 5, seed)
-    theirs = StratifiedKFold(5, shuffle=True, random_state=seed).split(classes, classes)
-    expected = np.array([np.bincount(classes[test], minlength=3) for _, test in theirs])
-    found = np.array(
-        [np.bincount(classes[folds == fold], minlength=3) for fold in range(5)]
-    )
-    assert (found.max(0) - found.min(0) <= 1).all()
-    assert sorted(map(int, found.flat)) == sorted(map(int, expected.flat))
-    assert np.ptp(found.sum(1)) <= 1
 
 
 def test_a_row_goes_to_the_same_fold_wherever_it_stands_and_groups_stay_whole() -> None:

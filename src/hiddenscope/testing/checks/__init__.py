@@ -8,6 +8,7 @@ from hiddenscope.testing.checks import claims as claims
 from hiddenscope.testing.checks import inputs as inputs
 from hiddenscope.testing.checks import numbers as numbers
 from hiddenscope.testing.checks import outcomes as outcomes
+from hiddenscope.testing.checks import refusals as refusals
 from hiddenscope.testing.checks import results as results
 from hiddenscope.testing.checks import safety as safety
 from hiddenscope.testing.checks.law import CHECKS as CHECKS

@@ -1,7 +1,7 @@
 """Laws of inputs: what is the same question has the same answer."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ import xarray
 
 import hiddenscope as hs
 from hiddenscope.testing.checks.again import again
+from hiddenscope.results.story import report_of
 from hiddenscope.testing.checks.law import (
     answered,
     asked,
@@ -25,6 +26,8 @@ from hiddenscope.testing.subjects import Subject
 # A batch may round otherwise than a text alone.
 BATCH = 1e-4
 TEXT_KINDS = ("text", "texts")
+# Of what comes again, where it is counted once.
+REPEATED = ("contrast", "pairs", "data")
 PROMPTS = ("clean", "corrupt", "base", "source")
 
 
@@ -158,10 +161,15 @@ def rows_of(data: xarray.Dataset, text: int) -> Any:
 @law()
 def check_the_order_of_texts(entry: Entry, subject: Subject) -> None:
     """Texts in another order give the same, in that order."""
-    texts: Any = entry.arguments(subject).get("texts")
-    only_if(_are_strings(texts) and len(texts) > 1, "it takes no texts")
+    arguments = entry.arguments(subject)
+    texts: Any = arguments.get("texts")
+    changes: dict[str, Any] = {"texts": texts[::-1]} if _are_strings(texts) else {}
+    if isinstance(arguments.get("data"), tuple):
+        texts, labels = arguments["data"]
+        changes = {"data": (texts[::-1], labels[::-1])}
+    only_if(changes and len(texts) > 1, "it takes no texts")
     whole = data_of(answered(entry, subject))
-    turned = data_of(asked(entry, subject, texts=texts[::-1]))
+    turned = data_of(asked(entry, subject, **changes))
     tolerance = max(BATCH, subject.rounding)
     last = len(texts) - 1
     for number in range(len(texts)):
@@ -179,6 +187,57 @@ def check_the_order_of_texts(entry: Entry, subject: Subject) -> None:
         if set(variable.dims) <= {"site", "layer", "source_site"}
     ]
     none_of(differences(whole[of_all], turned[of_all], tolerance), "all texts reversed")
+
+
+@law()
+def check_copies_change_nothing(entry: Entry, subject: Subject) -> None:
+    """What comes again is counted once where copies are told: no number of the whole is
+    another, and the count of copies is right.
+    """
+    arguments = entry.arguments(subject)
+    again = {
+        name: _with_copies(value)
+        for name, value in arguments.items()
+        if entry.kinds.get(name) in REPEATED
+    }
+    only_if(again, "it takes nothing that may come again")
+    first = answered(entry, subject)
+    only_if(isinstance(first, hs.Result), "it gives no Result")
+    only_if(list(_counts_of_copies(report_of(first))), "it counts no copies")
+    found = asked(entry, subject, **again)
+    (count,) = _counts_of_copies(report_of(found))
+    hold(count == 2, f"{count} copies are told, and there are 2")
+    alone = [
+        str(name)
+        for name, variable in first.data.data_vars.items()
+        if not {"text", "token"} & set(variable.dims)
+    ]
+    differ = differences(
+        first.data[alone], found.data[alone], BATCH, apart=entry.of_copies_too
+    )
+    none_of(differ, "with copies")
+
+
+def _with_copies(value: Any) -> Any:
+    """Return pairs or labelled texts of which two come again."""
+    if isinstance(value, hs.Contrast):
+        return [value] * 3
+    if isinstance(value, tuple):
+        return tuple(_with_copies(column) for column in value)
+    return [*value, *value[:2]]
+
+
+def _counts_of_copies(report: Any) -> Iterator[int]:
+    """Yield the numbers of copies that a report has, wherever it has them."""
+    if isinstance(report, list | tuple):
+        for part in report:
+            yield from _counts_of_copies(part)
+    for field in fields(report) if is_dataclass(report) else ():
+        value = getattr(report, field.name)
+        if field.name == "copies":
+            yield value or 0
+        else:
+            yield from _counts_of_copies(value)
 
 
 @law()
