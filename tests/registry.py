@@ -480,7 +480,11 @@ ENTRIES: dict[str, Entry] = {
     ),
     "variable": Entry(
         hs.variable,
-        lambda subject: {"sites": subject.site, "tokens": [-1]},
+        lambda subject: {
+            "sites": subject.site,
+            # Where attention is local, the last token may not see what differs.
+            "tokens": [4 if subject.fills_in else -1],
+        },
         results=(
             lambda: hs.variable(signed_model(), signed_pairs(16), sites="layer.*"),
             lambda: hs.variable(tiny("bert"), exchanges(6), sites="layer.1.mlp"),

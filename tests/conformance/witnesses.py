@@ -157,9 +157,16 @@ def one_module(trial: Trial) -> str:
     return "" if len(set(paths)) < len(paths) else "every block is a module of its own"
 
 
-def no_padding(trial: Trial) -> str:
-    """A text in a padded batch has other states than it has alone."""
-    return "" if not trial.model.batching.padding_safe else "padding changes nothing"
+def no_plain_norm(trial: Trial) -> str:
+    """Twice the last state gives neither the same logits nor twice those."""
+    anatomy = trial.model.anatomy
+    site = f"{trial.subject.prefix}layer.{anatomy.stacks[-1].depth}"
+    before = trial.logits(trial.text)[trial.read_at]
+    after = trial.edited(trial.text, {site: hs.Scale(2.0)})
+    for expected in (before, 2 * before):
+        if float((after - expected).abs().max()) < 0.01 * float(before.abs().max()):
+            return "twice the last state gives the logits that a norm gives"
+    return ""
 
 
 # What a reason says, the words it says it in, and what must be seen for it to hold.
@@ -194,6 +201,11 @@ WITNESSES: tuple[tuple[str, str, Callable[[Trial], str]], ...] = (
         "logits of a token depend on more than its state",
         r"depend on more than the state",
         more_than_its_own_token,
+    ),
+    (
+        "no plain norm comes before the head",
+        r"no plain norm|not a gain, a scale and a bias",
+        no_plain_norm,
     ),
     ("blocks are one module", r"one module that is called repeatedly", one_module),
 )
