@@ -482,8 +482,8 @@ ENTRIES: dict[str, Entry] = {
         hs.variable,
         lambda subject: {
             "sites": subject.site,
-            # Where attention is local, the last token may not see what differs.
-            "tokens": [4 if subject.fills_in else -1],
+            # Where they differ: where attention is local, the last does not see it.
+            "tokens": [4],
         },
         results=(
             lambda: hs.variable(signed_model(), signed_pairs(16), sites="layer.*"),

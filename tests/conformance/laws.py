@@ -442,7 +442,7 @@ def path_patched(
     wiring: tuple[Sequence[str], Sequence[str]],
     changed: Edges,
 ) -> Tensor:
-    """Return the logits where readers get, through some edges, what the other run writes.
+    """Return the logits where readers get what the other run writes, through edges.
 
     Every reader whose edges are changed has a pass of its own, in which the whole state
     below it is replaced by the sum that it reads.

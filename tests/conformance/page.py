@@ -41,7 +41,7 @@ def _places(
 
 
 def analyses(tally: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the tables of the analyses: how many types each serves, and why not others."""
+    """Yield how many types each analysis serves, and why not others."""
     yield f"{_types(tally)} Tried with transformers {tally['transformers']}."
     yield ""
     rows = []

@@ -169,6 +169,11 @@ def no_plain_norm(trial: Trial) -> str:
     return ""
 
 
+def no_generate(trial: Trial) -> str:
+    """The module has no `generate`, or none that runs."""
+    return "it has generate" if hasattr(trial.module, "generate") else ""
+
+
 # What a reason says, the words it says it in, and what must be seen for it to hold.
 WITNESSES: tuple[tuple[str, str, Callable[[Trial], str]], ...] = (
     ("no head", r"has no (language-model )?head|makes no logits", no_head),
@@ -207,6 +212,7 @@ WITNESSES: tuple[tuple[str, str, Callable[[Trial], str]], ...] = (
         r"no plain norm|not a gain, a scale and a bias",
         no_plain_norm,
     ),
+    ("no generate method", r"has no generate method", no_generate),
     ("blocks are one module", r"one module that is called repeatedly", one_module),
 )
 
