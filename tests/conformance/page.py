@@ -53,7 +53,7 @@ def analyses(tally: Mapping[str, Any]) -> Iterator[str]:
         )
     yield from _table(["analysis", "right", "refused", "faults", "share served"], rows)
     yield ""
-    yield "Refused, and why. Plain passes showed each reason to hold:"
+    yield "Refused, and why:"
     yield ""
     # Analyses that refuse the same types for the same reason share a row.
     shared: dict[tuple[str, tuple[str, ...]], list[str]] = {}
