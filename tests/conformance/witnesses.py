@@ -158,15 +158,27 @@ def one_module(trial: Trial) -> str:
 
 
 def no_plain_norm(trial: Trial) -> str:
-    """Twice the last state gives neither the same logits nor twice those."""
-    anatomy = trial.model.anatomy
-    site = f"{trial.subject.prefix}layer.{anatomy.stacks[-1].depth}"
+    """Logits do not grow in a straight line with the final state, or twice the last
+    state gives neither the same ones nor twice those.
+    """
+    prefix, anatomy = trial.subject.prefix, trial.model.anatomy
+    zero, one, two = (
+        trial.edited(trial.text, {f"{prefix}final": hs.Scale(factor)})
+        for factor in (0.0, 1.0, 2.0)
+    )
+    if not _alike(two - one, one - zero):
+        return ""
+    site = f"{prefix}layer.{anatomy.stacks[-1].depth}"
     before = trial.logits(trial.text)[trial.read_at]
     after = trial.edited(trial.text, {site: hs.Scale(2.0)})
-    for expected in (before, 2 * before):
-        if float((after - expected).abs().max()) < 0.01 * float(before.abs().max()):
-            return "twice the last state gives the logits that a norm gives"
+    if _alike(after, before) or _alike(after, 2 * before):
+        return "twice the last state gives the logits that a norm gives"
     return ""
+
+
+def _alike(first: Tensor, second: Tensor) -> bool:
+    """Tell whether two are the same, but for what is added to a variance."""
+    return float((first - second).abs().max()) < 0.01 * float(second.abs().max())
 
 
 def no_generate(trial: Trial) -> str:
