@@ -186,6 +186,25 @@ def no_generate(trial: Trial) -> str:
     return "it has generate" if hasattr(trial.module, "generate") else ""
 
 
+def prompts_alike(trial: Trial) -> str:
+    """Plain passes prefer the answer as much after one prompt as after the other."""
+    contrast = trial.subject.contrasts[0]
+    preferred = []
+    for prompt in (contrast.clean, contrast.corrupt):
+        logits = trial.logits(list(trial.model.encode(prompt).ids[0]))
+        logits = logits[-1 if not trial.subject.fills_in else -2]
+        preferred.append(float(logits[contrast.answer] - logits[contrast.other]))
+    alike = abs(preferred[0] - preferred[1]) < ROUNDING
+    return "" if alike else f"the answer is preferred by {preferred}"
+
+
+def reads_both(trial: Trial) -> str:
+    """The decoder's blocks have one attention, and the encoder's text changes them."""
+    if any("cross" in block.parts for _, block in _blocks(trial)):
+        return "its blocks have a cross-attention"
+    return two_stacks(trial)
+
+
 # What a reason says, the words it says it in, and what must be seen for it to hold.
 WITNESSES: tuple[tuple[str, str, Callable[[Trial], str]], ...] = (
     ("no head", r"has no (language-model )?head|makes no logits", no_head),
@@ -223,6 +242,12 @@ WITNESSES: tuple[tuple[str, str, Callable[[Trial], str]], ...] = (
         "no plain norm comes before the head",
         r"no plain norm|not a gain, a scale and a bias",
         no_plain_norm,
+    ),
+    ("reads both stacks at once", r"tokens of both stacks at once", reads_both),
+    (
+        "prompts that the model does not tell apart",
+        r"with a difference of 0 between them|prefer the answers alike",
+        prompts_alike,
     ),
     ("no generate method", r"has no generate method", no_generate),
     ("blocks are one module", r"one module that is called repeatedly", one_module),
