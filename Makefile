@@ -96,8 +96,8 @@ format: $(CHECKS) node_modules/.package-lock.json ## Format, and mend what lint 
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-conformance: $(STAMP) ## Prove the anatomy of every text model that transformers has. ANALYSES=1 runs every analysis on them.
-	$(BIN)/python tests/conformance/run.py $(if $(ANALYSES),--analyses)
+conformance: $(STAMP) ## Prove the anatomy of every text model that transformers has. ANALYSES=1 JOBS=16 OUT=came.jsonl runs every analysis on them.
+	$(BIN)/python tests/conformance/run.py $(if $(ANALYSES),--analyses) $(if $(JOBS),--jobs $(JOBS)) $(if $(OUT),--out $(OUT))
 
 bench: $(EVERYTHING)  ## Measure speed and memory beside other libraries (an hour). QUICK=1 make bench   takes minutes.
 	$(BIN)/python -m labs.bench $(if $(QUICK),--quick,--write --peers)

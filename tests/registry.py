@@ -490,7 +490,11 @@ ENTRIES: dict[str, Entry] = {
     ),
     "variable": Entry(
         hs.variable,
-        lambda subject: {"sites": subject.site, "tokens": [-1]},
+        lambda subject: {
+            "sites": subject.site,
+            # Where they differ: where attention is local, the last does not see it.
+            "tokens": [4],
+        },
         results=(
             lambda: hs.variable(signed_model(), signed_pairs(16), sites="layer.*"),
             lambda: hs.variable(tiny("bert"), exchanges(6), sites="layer.1.mlp"),

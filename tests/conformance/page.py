@@ -44,7 +44,7 @@ def _places(
 
 
 def analyses(tally: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the tables of the analyses: how many types each serves, and why not others."""
+    """Yield how many types each analysis serves, and why not others."""
     yield f"{_types(tally)} Tried with transformers {tally['transformers']}."
     yield ""
     rows = []
@@ -56,7 +56,7 @@ def analyses(tally: Mapping[str, Any]) -> Iterator[str]:
         )
     yield from _table(["analysis", "right", "refused", "faults", "share served"], rows)
     yield ""
-    yield "Refused, and why. Plain passes showed each reason to hold:"
+    yield "Refused, and why:"
     yield ""
     # Analyses that refuse the same types for the same reason share a row.
     shared: dict[tuple[str, tuple[str, ...]], list[str]] = {}

@@ -157,9 +157,52 @@ def one_module(trial: Trial) -> str:
     return "" if len(set(paths)) < len(paths) else "every block is a module of its own"
 
 
-def no_padding(trial: Trial) -> str:
-    """A text in a padded batch has other states than it has alone."""
-    return "" if not trial.model.batching.padding_safe else "padding changes nothing"
+def no_plain_norm(trial: Trial) -> str:
+    """Logits do not grow in a straight line with the final state, or twice the last
+    state gives neither the same ones nor twice those.
+    """
+    prefix, anatomy = trial.subject.prefix, trial.model.anatomy
+    zero, one, two = (
+        trial.edited(trial.text, {f"{prefix}final": hs.Scale(factor)})
+        for factor in (0.0, 1.0, 2.0)
+    )
+    if not _alike(two - one, one - zero):
+        return ""
+    site = f"{prefix}layer.{anatomy.stacks[-1].depth}"
+    before = trial.logits(trial.text)[trial.read_at]
+    after = trial.edited(trial.text, {site: hs.Scale(2.0)})
+    if _alike(after, before) or _alike(after, 2 * before):
+        return "twice the last state gives the logits that a norm gives"
+    return ""
+
+
+def _alike(first: Tensor, second: Tensor) -> bool:
+    """Tell whether two are the same, but for what is added to a variance."""
+    return float((first - second).abs().max()) < 0.01 * float(second.abs().max())
+
+
+def no_generate(trial: Trial) -> str:
+    """The module has no `generate`, or none that runs."""
+    return "it has generate" if hasattr(trial.module, "generate") else ""
+
+
+def prompts_alike(trial: Trial) -> str:
+    """Plain passes prefer the answer as much after one prompt as after the other."""
+    contrast = trial.subject.contrasts[0]
+    preferred = []
+    for prompt in (contrast.clean, contrast.corrupt):
+        logits = trial.logits(list(trial.model.encode(prompt).ids[0]))
+        logits = logits[-1 if not trial.subject.fills_in else -2]
+        preferred.append(float(logits[contrast.answer] - logits[contrast.other]))
+    alike = abs(preferred[0] - preferred[1]) < ROUNDING
+    return "" if alike else f"the answer is preferred by {preferred}"
+
+
+def reads_both(trial: Trial) -> str:
+    """The decoder's blocks have one attention, and the encoder's text changes them."""
+    if any("cross" in block.parts for _, block in _blocks(trial)):
+        return "its blocks have a cross-attention"
+    return two_stacks(trial)
 
 
 # What a reason says, the words it says it in, and what must be seen for it to hold.
@@ -195,6 +238,18 @@ WITNESSES: tuple[tuple[str, str, Callable[[Trial], str]], ...] = (
         r"depend on more than the state",
         more_than_its_own_token,
     ),
+    (
+        "no plain norm comes before the head",
+        r"no plain norm|not a gain, a scale and a bias",
+        no_plain_norm,
+    ),
+    ("reads both stacks at once", r"tokens of both stacks at once", reads_both),
+    (
+        "prompts that the model does not tell apart",
+        r"with a difference of 0 between them|prefer the answers alike",
+        prompts_alike,
+    ),
+    ("no generate method", r"has no generate method", no_generate),
     ("blocks are one module", r"one module that is called repeatedly", one_module),
 )
 

@@ -194,7 +194,8 @@ def arguments(
     names = calls.accepts(module)
     if "attention_mask" in names:
         keywords["attention_mask"] = torch.ones_like(ids) if mask is None else mask
-    if "use_cache" in names:
+    # Some take a cache, and hand on whether there is to be one.
+    if "use_cache" in names or {"past_key_values", "kwargs"} <= names:
         keywords["use_cache"] = False
     # The layout models want a box for each token.
     if "bbox" in names:

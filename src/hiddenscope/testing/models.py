@@ -250,12 +250,10 @@ def block_path(module: nn.Module, block: int) -> str:
     """
     lists = []
     for path, part in module.named_modules():
+        if not isinstance(part, nn.ModuleList) or len(part) < abs(block):
+            continue
         # Rotary embeddings, one for each kind of layer, have no weights.
-        is_list = (
-            isinstance(part, nn.ModuleList)
-            and next(part.parameters(), None) is not None
-        )
-        if is_list and len(part) >= abs(block):  # type: ignore[arg-type]
+        if next(part.parameters(), None) is not None:
             lists.append(path)
     if block > 0:
         return f"{min(lists, key=lambda path: path.count('.'))}.{block - 1}"

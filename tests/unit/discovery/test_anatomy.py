@@ -595,3 +595,13 @@ def test_a_scaled_branch_is_changed_as_it_is_read(part: str) -> None:
     if "mlp" in part:
         expected = plain.states["layer.2"] + step
         torch.testing.assert_close(added.states["layer.2"], expected)
+
+
+def test_no_pass_keeps_a_cache_where_its_use_is_only_handed_on() -> None:
+    class HandsOn(nn.Module):
+        def forward(
+            self, input_ids: Tensor, past_key_values: Any = None, **kwargs: Any
+        ) -> Tensor:
+            return input_ids
+
+    assert arguments(HandsOn(), IDS)["use_cache"] is False
