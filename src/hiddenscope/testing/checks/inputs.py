@@ -8,8 +8,8 @@ import numpy as np
 import xarray
 
 import hiddenscope as hs
-from hiddenscope.testing.checks.again import again
 from hiddenscope.results.story import report_of
+from hiddenscope.testing.checks.again import again
 from hiddenscope.testing.checks.law import (
     answered,
     asked,
