@@ -5,6 +5,7 @@ few texts claim nothing.
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import hiddenscope as hs
@@ -85,7 +86,9 @@ def _too_sure(result: hs.Result) -> list[str]:
             continue
         high = facts.get(f"{path.removesuffix('low')}high")
         value = facts.get(f"{path.removesuffix('low')}value")
-        if high is not None and low == high:
+        if high is None:
+            continue
+        if low == high:
             problems.append(f"{path} is {low}, and so is high")
         few = min(groups, default=FEWEST_GROUPS) < FEWEST_GROUPS
         if few and value is not None and not 0 <= low <= high <= 1:
@@ -187,9 +190,9 @@ def _given_twice(
     assert kind is not None
     name = kinds[kind]
     if kind in ("contrast", "pairs"):
-        pairs = subject.contrasts if kind == "contrast" else subject.pairs
-        rows = [replace(pair, group=number) for number, pair in enumerate(pairs)]
-        return {name: rows}, {name: rows * 2}
+        pairs: Any = subject.contrasts if kind == "contrast" else subject.pairs
+        grouped = [replace(pair, group=number) for number, pair in enumerate(pairs)]
+        return {name: grouped}, {name: grouped * 2}
     rows = _rows(subject.labelled[0] if kind == "texts" else arguments[name])
     only_if(len(rows) > 1, "it takes one text")
     if kind == "texts":
@@ -215,7 +218,7 @@ def check_the_smallest_questions(entry: Entry, subject: Subject) -> None:
     only_if(asked_of, "it takes no texts")
     problems = []
     for what, changes in asked_of:
-        came = outcome_of(lambda changes=changes: entry.run(subject, **changes))
+        came = outcome_of(partial(entry.run, subject, **changes))
         hold_ours(came, f"{what}: ")
         if isinstance(came.answer, hs.Result):
             said = [*_unsound(came.answer), *unbacked(came.answer)]
@@ -234,7 +237,10 @@ def smallest(entry: Entry, subject: Subject) -> Iterator[tuple[str, Mapping[str,
             if not isinstance(texts, list) or not isinstance(texts[0], str):
                 continue
             ids = list(subject.model.encode(texts[:1]).ids[0])
-            choices = {"one token": [ids[:1]], "two tokens": [ids[:2]]}
+            choices: dict[str, Any] = {
+                "one token": [ids[:1]],
+                "two tokens": [ids[:2]],
+            }
             if kind == "texts":
                 choices |= {"one text": texts[:1], "equal texts": texts[:1] * 3}
         elif kind in ("contrast", "pairs"):
