@@ -66,7 +66,10 @@ KINDS = (
     _kind("change", r"\bperplexity #", -1, INFINITE),
     _kind("change", r"\bby at most #|\badds #(?= to the KL)", 0, INFINITE),
     _kind(
-        "error", r"\boff by #|\bon (?:the strongest ones|average) it is #", 0, INFINITE
+        "error",
+        r"\boff by #|\b[Oo]n (?:the strongest ones|average) it is #",
+        0,
+        INFINITE,
     ),
     _kind("error", r"\bshows from about #|, from #(?= on)", 0, INFINITE),
     _kind("error", r"\berror (?:of at most |is |of )#", 0, INFINITE),

@@ -23,8 +23,6 @@ from hiddenscope.testing.comparing import differences
 from hiddenscope.testing.entries import Entry, data_of
 from hiddenscope.testing.subjects import Subject
 
-# A batch may round otherwise than a text alone.
-BATCH = 1e-4
 TEXT_KINDS = ("text", "texts")
 # Of what comes again, where it is counted once.
 REPEATED = ("contrast", "pairs", "data")
@@ -128,7 +126,7 @@ def check_a_batch_is_its_texts(entry: Entry, subject: Subject) -> None:
     only_if(
         "text" in whole.coords or "text" in whole.dims, "it tells nothing of a text"
     )
-    tolerance = max(BATCH, subject.rounding)
+    tolerance = max(entry.tolerance, subject.rounding)
     for number, text in enumerate(texts):
         alone = data_of(asked(entry, subject, texts=[text]))
         part = rows_of(whole, number)
@@ -170,7 +168,7 @@ def check_the_order_of_texts(entry: Entry, subject: Subject) -> None:
     only_if(changes and len(texts) > 1, "it takes no texts")
     whole = data_of(answered(entry, subject))
     turned = data_of(asked(entry, subject, **changes))
-    tolerance = max(BATCH, subject.rounding)
+    tolerance = max(entry.tolerance, subject.rounding)
     last = len(texts) - 1
     for number in range(len(texts)):
         first, second = rows_of(whole, number), rows_of(turned, last - number)
@@ -213,7 +211,7 @@ def check_copies_change_nothing(entry: Entry, subject: Subject) -> None:
         if not {"text", "token"} & set(variable.dims)
     ]
     differ = differences(
-        first.data[alone], found.data[alone], BATCH, apart=entry.of_copies_too
+        first.data[alone], found.data[alone], entry.tolerance, apart=entry.of_copies_too
     )
     none_of(differ, "with copies")
 
