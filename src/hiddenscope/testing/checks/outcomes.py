@@ -112,10 +112,9 @@ def check_needs_are_refused_in_one_voice(entry: Entry, subject: Subject) -> None
 NO_VALUES: Mapping[str, tuple[Any, ...]] = {
     "integer": (2.5, "many", True),
     "choice": ("no such choice", 3),
-    "site": ("layer.99", "no site", "layer.1.no_part", 5),
-    "sites": ("layer.99", "no site", [], 5),
-    "text": ([], [[]], [[10**6]], 5.5),
-    "texts": ([], [[]], [[10**6]], [{}], 5.5),
+    "sites": ("layer.99", []),
+    "text": ([], [[10**6]]),
+    "texts": ([], [[10**6]], [{}]),
     "contrast": ([], ["a", "b"], 5),
     "pairs": ([], [1], "nowhere.csv"),
     "data": ([], "nowhere.csv"),
