@@ -246,12 +246,17 @@ def analysis(**details: Any) -> Callable[[Function], Function]:
 
     def declare(function: Function) -> Function:
         description = Description(tuple(declared(function)), **details)
-        names = list(inspect.signature(function).parameters)
+        asked = inspect.signature(function).parameters
+        names = list(asked)
 
         def prepare(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
             arguments = dict(zip(names, args, strict=False)) | kwargs
             for parameter in description.parameters:
-                _check(parameter, arguments.get(parameter.name))
+                value = arguments.get(parameter.name)
+                # None is a value only where it is the default.
+                is_default = value is asked[parameter.name].default
+                if parameter.name in arguments and not is_default:
+                    _check(parameter, value)
             if not description.needs or names[0] not in arguments:
                 return args
             # Its module imports torch, as does whatever asks.
@@ -287,16 +292,25 @@ def readable(function: Function) -> Function:
 
 
 def _check(parameter: Parameter, value: Any) -> None:
-    """Refuse a number that is too small, and a word that is no choice."""
+    """Refuse a number that is too small, and what is no choice or no flag."""
     if parameter.kind == "integer" and parameter.least is not None:
         # Some take several numbers in place of one.
-        if value is not None and not isinstance(value, list | tuple):
+        if not isinstance(value, list | tuple):
             integer(value, parameter.name, parameter.least)
         return
-    is_choice = parameter.kind == "choice" and isinstance(value, str)
-    if is_choice and value not in parameter.choices:
+    if parameter.kind not in ("choice", "flag"):
+        return
+    # What is declared as one of several words is nothing else.
+    choices: tuple[Any, ...] = parameter.choices
+    is_wrong = isinstance(parameter, _Typed)
+    if parameter.kind == "flag":
+        # NumPy's are called so too.
+        choices, is_wrong = (True, False), "bool" not in type(value).__name__
+    elif isinstance(value, str):
+        is_wrong = value not in choices
+    if is_wrong:
         raise ArgumentError(
-            f"{parameter.name} must be {' or '.join(map(repr, parameter.choices))}",
+            f"{parameter.name} must be {' or '.join(map(repr, choices))}",
             f"got {shown(value)}",
             "Choose one of these.",
         )

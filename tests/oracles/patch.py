@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 import hiddenscope as hs
-from tests.oracles.plain import NoTable, Pair, Plain, pairs_of
+from tests.oracles.plain import (
+    NoTable,
+    Pair,
+    Plain,
+    error_of_mean,
+    groups_of,
+    pairs_of,
+)
 
 ABLATIONS = ("zero", "mean", "resample")
 
@@ -16,13 +23,21 @@ ABLATIONS = ("zero", "mean", "resample")
 def patch(
     model: hs.Model, asked: Mapping[str, Any], result: hs.Result
 ) -> dict[str, np.ndarray]:
-    """Return the effects, without their standard errors and intervals."""
+    """Return the effects and their standard errors, without intervals."""
     plain = Plain(model.module)
     pairs = pairs_of(model, asked["contrasts"])
     patching = _Patching(plain, asked, result)
     patching.find_means(pairs)
     of_pairs = [patching.numbers(pair) for pair in pairs]
-    return {name: np.mean([one[name] for one in of_pairs], 0) for name in of_pairs[0]}
+    groups = groups_of(pairs)
+    numbers = {}
+    for name in of_pairs[0]:
+        rows = np.array([one[name] for one in of_pairs])
+        numbers[name] = rows.mean(0)
+        error = error_of_mean(rows, groups)
+        if error is not None:
+            numbers[f"{name}_error"] = error
+    return numbers
 
 
 class _Patching:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -595,6 +596,32 @@ def pairs_of(model: Any, asked: Any) -> list[Pair]:
         pair = Pair(*sides, (at[0], at[1]), *answers, contrast.group)
         pairs.setdefault(key, pair)
     return list(pairs.values())
+
+
+def groups_of(pairs: Sequence[Pair]) -> list[int]:
+    """Number the groups of pairs: one name, or the same two prompts, is one group."""
+    groups = [*range(len(pairs))]
+    for number, pair in enumerate(pairs):
+        for earlier, other in enumerate(pairs[:number]):
+            named = pair.group is not None and pair.group == other.group
+            both = [{str(one.clean), str(one.corrupt)} for one in (pair, other)]
+            if named or both[0] == both[1]:
+                known, joined = groups[number], groups[earlier]
+                groups = [joined if group == known else group for group in groups]
+    return groups
+
+
+def error_of_mean(rows: np.ndarray, groups: Sequence[int]) -> np.ndarray | None:
+    """Return how far the mean over rows moves where each group is left out in turn."""
+    names = sorted(set(groups))
+    if len(names) < 2:
+        return None
+    means = []
+    for name in names:
+        kept = [row for row, group in zip(rows, groups, strict=True) if group != name]
+        means.append(np.mean(kept, 0))
+    away = np.array(means) - np.mean(means, 0)
+    return ((len(names) - 1) / len(names) * (away**2).sum(0)) ** 0.5
 
 
 def weight_of(module: nn.Module) -> Tensor:

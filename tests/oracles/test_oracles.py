@@ -15,6 +15,7 @@ from tests.configurations import configured
 from tests.oracles import disagreements
 from tests.planted import exchanges
 from tests.registry import CONTRAST, CONTRASTS, IDS, OTHER, TEXT, tiny
+from tests.slices import with_slow
 
 # `tests/checks` asks the smallest questions of every subject; these ask others.
 slow = pytest.mark.slow
@@ -59,7 +60,8 @@ def shifted(model: hs.Model) -> tuple[Any, None]:
     return copied, None
 
 
-WIRED = ("phi", "granite", "gemma3_text", "cohere", "mpt", "olmo2")
+WIRED = ("phi", "granite", "gemma3_text", "cohere", "mpt", "olmo2", "gptj")
+MORE_WIRED = ("qwen3", "opt", "bloom", "gpt_neox", "falcon", "mixtral")
 
 
 @slow
@@ -87,7 +89,9 @@ def test_patching_is_a_pass_for_each_cell(family: str) -> None:
         {"method": "mean"},
         {"method": "zero", "sites": "*.attn,*.mlp"},
         {"method": "both", "sites": "*.attn.head.*,*.mlp.neuron.3"},
+        {"method": "resample", "sites": "layer.2.attn.head.*"},
         {"into": "clean", "window": 2, "layers": 2},
+        {"sites": "layer.2.attn.head.*", "window": [1, -1]},
     ],
 )
 @slow
@@ -98,6 +102,35 @@ def test_every_way_to_patch_is_a_pass_for_each_cell(options: dict[str, Any]) -> 
 @slow
 def test_patching_prompts_of_two_lengths_is_a_pass_for_each_cell() -> None:
     check("patch", "llama", hs.Contrast([5, 6, 7], [5, 9, 3, 7], 11, 12))
+    # Zeros also replace tokens that only the clean prompt has.
+    longer = hs.Contrast([5, 9, 3, 7], [5, 6, 7], 11, 12)
+    check("patch", "llama", longer, method="zero", sites="layer.*,*.mlp")
+
+
+# Four pairs in three groups: two of one name, and two of the same prompts.
+GROUPED = [
+    hs.Contrast([5, 20, 7], [5, 40, 7], 11, 12, group="a"),
+    hs.Contrast([5, 21, 7], [5, 41, 7], 11, 12, group="a"),
+    hs.Contrast([5, 22, 7], [5, 42, 7], 11, 12),
+    hs.Contrast([5, 42, 7], [5, 22, 7], 11, 12),
+    hs.Contrast([5, 23, 7], [5, 43, 7], 13, 12, group="b"),
+    hs.Contrast([5, 23, 7], [5, 43, 7], 13, 12, group="b"),
+]
+
+
+def test_pairs_are_averaged_with_the_error_of_leaving_out_groups() -> None:
+    check("patch", "llama", GROUPED, method="both")
+    check("patch", "gpt2", GROUPED, sites="layer.1.attn.head.*")
+    check("edges", "llama", GROUPED, method="exact")
+    longer = [hs.Contrast([5, 6, 20, 7], [5, 6, 40, 8], 11, 12), *GROUPED[:2]]
+    check("patch", "llama", longer, sites="layer.2.attn.head.*")
+    check("edges", "gpt2", longer, method="gradient", exact=3, sample=0)
+
+
+def test_an_answer_is_read_where_it_is_asked() -> None:
+    contrast = hs.Contrast([5, 6, 7, 9], [5, 9, 7, 6], 11, 12, at=2)
+    check("patch", "llama", contrast, method="both")
+    check("edges", "llama", contrast, exact=3, sample=0)
 
 
 @slow
@@ -141,6 +174,12 @@ def test_a_graft_is_a_copy_with_the_weights_of_the_donor(family: str) -> None:
     check("graft", family, shifted(subject(family)), examples)
 
 
+def test_a_graft_of_states_is_a_pass_with_the_states_of_the_donor() -> None:
+    examples = [([5, 6, 7], 11), ([8, 9, 4, 3], 12), ([5, 9], 13)]
+    sites = "layer.*,*.attn,*.mlp,*.mid,final"
+    check("graft", "llama", shifted(subject("llama")), examples, sites=sites)
+
+
 @slow
 @pytest.mark.parametrize("options", [{"sites": "*.attn", "layers": 2}, {"layers": 2}])
 def test_a_graft_changes_the_loss_as_passes_do(options: dict[str, Any]) -> None:
@@ -180,9 +219,15 @@ def test_exchanging_is_a_pass_for_each_pair(family: str) -> None:
     check("variable", family, exchanges(4), sites=sites, subspace="pca", rank=2)
 
 
+def test_a_subspace_that_is_given_is_exchanged() -> None:
+    rows = np.random.default_rng(0).standard_normal((3, 64))
+    options = {"sites": "layer.2", "tokens": [1, -1], "subspace": rows, "seed": 5}
+    check("variable", "gpt2", exchanges(6), **options)
+
+
 @slow
 @pytest.mark.parametrize("method", ["exact", "integrated"])
-@pytest.mark.parametrize("family", ["llama", "gpt2", *WIRED])
+@pytest.mark.parametrize("family", with_slow(["llama", "gpt2", *WIRED], MORE_WIRED))
 def test_edges_are_paths_that_hooks_patch(family: str, method: str) -> None:
     check("edges", family, CONTRAST, method=method, exact=2, sample=2)
 
@@ -200,6 +245,11 @@ def test_named_edges_dropped_gradients_and_both_runs_are_as_hooks_give_them() ->
 def test_faithfulness_is_that_of_paths_in_float64(family: str, ablation: str) -> None:
     options = {"random": 1, "method": "gradient"}
     check("circuit", family, CONTRASTS[:2], ablation=ablation, **options)
+
+
+def test_a_seed_draws_other_edges_and_other_contrasts() -> None:
+    options = {"random": 2, "method": "exact", "seed": 3}
+    check("circuit", "gpt2", CONTRASTS[:3], **options)
 
 
 def test_an_oracle_finds_a_number_that_is_off() -> None:

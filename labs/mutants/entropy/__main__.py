@@ -3,16 +3,12 @@ one: `python -m labs.mutants.entropy`.
 """
 
 import argparse
-import logging
 import multiprocessing
 import os
 import sys
-import warnings
 from concurrent.futures import ProcessPoolExecutor
 
-from hiddenscope import testing
-from labs.mutants.entropy import entropy
-from labs.mutants.entropy.wrong import WRONG, wrong_entropy
+from labs.mutants.entropy.wrong import WRONG, failures
 
 
 def main() -> int:
@@ -45,19 +41,6 @@ def main() -> int:
     count = len(options.only)
     print(f"{count - missed} of {count} wrong entropies are caught.")
     return int(bool(anyway or missed))
-
-
-def failures(name: str) -> list[str]:
-    """Return the laws that a wrong entropy breaks; without a name, the right one."""
-    warnings.filterwarnings("ignore")
-    logging.disable(logging.WARNING)
-    analysis = wrong_entropy(name) if name else entropy
-    try:
-        testing.check_analysis(analysis)
-    except AssertionError as error:
-        _, *listed = str(error).split("\n  ")
-        return listed or [str(error)]
-    return []
 
 
 if __name__ == "__main__":

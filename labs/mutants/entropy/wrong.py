@@ -4,12 +4,15 @@
 ['batch mixed', 'final missing', 'first token left out']
 """
 
+import logging
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from hiddenscope import testing
 from labs.mutants import entropy as package
 
 FOLDER = Path(__file__).parent
@@ -157,3 +160,16 @@ def _module(name: str, source: str) -> ModuleType:
     module: Any = ModuleType(name)
     exec(compile(source, f"<{name}>", "exec"), vars(module))
     return module
+
+
+def failures(name: str) -> list[str]:
+    """Return the laws that a wrong entropy breaks; without a name, the right one."""
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+    analysis = wrong_entropy(name) if name else package.entropy
+    try:
+        testing.check_analysis(analysis)
+    except AssertionError as error:
+        _, *listed = str(error).split("\n  ")
+        return listed or [str(error)]
+    return []

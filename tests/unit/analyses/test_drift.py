@@ -316,54 +316,16 @@ def test_a_router_that_chooses_otherwise_by_rounding_is_no_drift() -> None:
     assert not facts["drifted"], (facts["first_site"], facts["beyond"])
 
 
-def test_local_and_inherited_error_make_up_the_whole() -> None:
-    candidate = port("llama", scaled(by=1.1))
-    data = hs.drift(reference("llama"), candidate, TEXTS).data
-    at = {site: place for place, site in enumerate(data["site"].values.tolist())}
-    local, inherited, total = (
-        data[name].values for name in ("local", "inherited", "relative")
-    )
-    fault, after = at["layer.2"], at["layer.3"]
-    assert (local[fault] > 0).all() and (inherited[fault] == 0).all()
-    np.testing.assert_allclose(local[fault], total[fault], rtol=1e-5)
-    assert (local[after:] == 0).all()
-    np.testing.assert_allclose(inherited[after], total[after], rtol=1e-5)
-    gain = data["gain"].values[after]
-    assert gain == pytest.approx(inherited[after].max() / total[fault].max())
+def test_the_gain_is_the_error_over_the_error_before() -> None:
+    data = hs.drift(reference("llama"), port("llama", scaled(by=1.1)), TEXTS).data
+    inherited, total = data["inherited"], data["relative"]
+    expected = inherited.sel(site="layer.3").max() / total.sel(site="layer.2").max()
+    gain = float(data["gain"].sel(site="layer.3"))
+    assert gain == pytest.approx(float(expected))
 
 
-def test_the_local_error_is_that_of_a_block_called_by_hand() -> None:
-    """An oracle that uses no hook of ours: the block called on the reference's own
-    hidden states.
-    """
-    model = reference("gpt2")
-    candidate = port("gpt2", scaled("transformer.h.1.mlp.c_fc", 1.1))
-    text = TEXTS[0]
-    module: Any = model.module
-    with torch.no_grad():
-        states = module(torch.tensor([text]), output_hidden_states=True).hidden_states
-        mine = candidate.transformer.h[1](states[1])
-    mine = mine[0] if isinstance(mine, tuple) else mine
-    expected = (mine - states[2])[0].norm(dim=-1) / states[2][0].norm(dim=-1)
-    found = hs.drift(model, candidate, [text]).data["local"].sel(site="layer.2").values
-    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4)
-
-
-def test_measures_of_whole_passes() -> None:
-    candidate = port("llama", scaled(by=1.5))
-    data = hs.drift(reference("llama"), candidate, TEXTS).data
-    one = reference("llama").capture(TEXTS)
-    two = hs.load((candidate, None)).capture(TEXTS)
-    for site in one.sites:
-        a, b = one[site].double(), two[site].double()
-        expected = {
-            "relative": (b - a).norm(dim=-1) / a.norm(dim=-1),
-            "max_abs": (b - a).abs().amax(-1),
-            "cosine": torch.cosine_similarity(a, b, dim=-1),
-        }
-        for name, values in expected.items():
-            found = data[name].sel(site=str(site))
-            np.testing.assert_allclose(found, values, rtol=1e-5, atol=1e-7)
+def test_values_that_differ_by_more_than_rounding_are_counted() -> None:
+    data = hs.drift(reference("llama"), port("llama", scaled(by=1.5)), TEXTS).data
     np.testing.assert_array_equal(data["mismatched"].sel(site="layer.1"), 0)
     assert (data["mismatched"].sel(site="layer.2") > 0.5).all()
 
@@ -571,12 +533,10 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     middle = model.capture(ids, "layer.1.mid")
     named = hs.load((candidate, tiny_tokenizer()))
     cases: list[tuple[Any, Any, Any, type[Exception], str]] = [
-        (model, candidate, [], TextError, "the list is empty"),
         (model, others, ids, StatesError, "are of other texts"),
         (others, model.capture(ids), None, StatesError, "different texts"),
         (model, middle, ids, StatesError, "Nothing to compare"),
         (model, candidate, None, StatesError, "No texts"),
-        (model, 3, ids, ModuleError, "got int"),
         (lambda ids: ids, model, ids, ModuleError, "it is not a model"),
         (named, (candidate, other), "The rest.", TextError, "give different ids"),
         (model, tmp_path / "other.safetensors", ids, FileError, "other.safetensors"),

@@ -424,7 +424,6 @@ def test_an_odd_candidate_is_refused_with_a_reason() -> None:
 
 def test_an_odd_argument_is_refused_in_our_own_words() -> None:
     odd: dict[str, list[Any]] = {
-        "texts": [True, 5, ...],
         "baseline": [0, True, b"x", "", "/dev/zero", ".", "a\0b"],
         "pairing": [3, {}, {"layer.1": 5}],
         "sites": [5, None],

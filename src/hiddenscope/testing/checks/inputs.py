@@ -239,6 +239,32 @@ def _counts_of_copies(report: Any) -> Iterator[int]:
 
 
 @law()
+def check_a_copy_is_no_further_row(entry: Entry, subject: Subject) -> None:
+    """Where copies are counted, rows that are given twice change no number and no fact
+    but that count, which is told.
+    """
+    first = answered(entry, subject)
+    facts = dict(getattr(first, "facts", {}))
+    paired = {"contrast", "pairs"} & set(entry.kinds.values())
+    only_if(paired or "copies" in facts, "it counts no copies")
+    name, value = next(
+        (name, value)
+        for name, value in entry.arguments(subject).items()
+        if entry.kinds.get(name) in ("contrast", "pairs", "data")
+    )
+    rows = list(value) if isinstance(value, list) else [value]
+    found = asked(entry, subject, **{name: [*rows, *rows]})
+    none_of(differences(first, found), "with every row twice")
+    for fact, value in facts.items():
+        if fact not in ("copies", "notes"):
+            hold(found.facts[fact] == value, f"facts.{fact} is other for copies")
+    if "copies" in facts:
+        counted = found.facts["copies"] - facts["copies"]
+        hold(counted == len(rows), f"{counted} copies of {len(rows)} rows")
+    hold("cop" in " ".join(found.facts["notes"]), "no note tells of the copies")
+
+
+@law()
 def check_a_second_call(entry: Entry, subject: Subject) -> None:
     """A second call gives the same numbers, bit for bit, and the same words; no
     generator that everybody shares decides, or is moved.

@@ -1,6 +1,7 @@
 """Laws of outcomes: an answer, or a refusal that is true."""
 
 import traceback
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -105,6 +106,49 @@ def check_needs_are_refused_in_one_voice(entry: Entry, subject: Subject) -> None
     hold(isinstance(error, hs.errors.Error), f"{lacking[0].reason}, and is answered")
     hold(any(need.reason in str(error) for need in lacking), f"another voice: {error}")
     hold(passes == 0, f"{passes} passes were run before it was refused")
+
+
+# What is no value of any parameter of a kind.
+NO_VALUES: Mapping[str, tuple[Any, ...]] = {
+    "integer": (2.5, "many", True),
+    "choice": ("no such choice", 3),
+    "sites": ("layer.99", []),
+    "text": ([], [[10**6]]),
+    "texts": ([], [[10**6]], [{}]),
+    "contrast": ([], ["a", "b"], 5),
+    "pairs": ([], [1], "nowhere.csv"),
+    "data": ([], "nowhere.csv"),
+    "direction": ("no direction", [float("nan")]),
+    "dictionary": ("no/such/folder", "no-such-word"),
+    "model": (3, "/no/such/folder"),
+    "word": ({},),
+    "words": ([3], 5),
+    "path": (0, b"x", ".", "a\0b"),
+    "flag": ("many",),
+    "numbers": ("many", {}),
+    "pooling": ("no pooling",),
+    "sampling": (3,),
+}
+
+
+@law()
+def check_no_value_is_taken_for_one(entry: Entry, subject: Subject) -> None:
+    """What is no value of a parameter is refused in our words, whatever else was asked:
+    another kind of thing, an empty list, a name of nothing, a number out of bounds.
+    """
+    answered(entry, subject)
+    for parameter in entry.description.parameters:
+        values = list(NO_VALUES.get(parameter.kind, ()))
+        if parameter.kind == "integer" and parameter.least is not None:
+            values.append(parameter.least - 1)
+        if parameter.kind in ("integer", "choice") and parameter.default is not None:
+            values.append(None)
+        for value in values:
+            came = outcome_of(partial(entry.run, subject, **{parameter.name: value}))
+            if not came.refused:
+                where = f"{parameter.name}={value!r}: "
+                hold_ours(came, where)
+                fail(f"{where}it is answered")
 
 
 @law()
