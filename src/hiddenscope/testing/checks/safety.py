@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 import hiddenscope as hs
+from hiddenscope.testing.checks.inputs import BATCH
 from hiddenscope.testing.checks.law import (
     answered,
     asked,
@@ -85,6 +86,50 @@ def check_gradients_are_asked_for(entry: Entry, subject: Subject) -> None:
         if weight.grad is not None
     ]
     none_of(left, "a gradient is left on")
+
+
+@law()
+def check_a_thread_beside_a_pass(entry: Entry, subject: Subject) -> None:
+    """Another thread that calls the module in the middle of passes gets its own
+    numbers, bit for bit, and the analysis those that it gets alone.
+    """
+    only_if(not subject.encoder_decoder, "its module takes two texts")
+    alone = answered(entry, subject)
+    ids = torch.tensor([[5, 6, 7, 8]], device=subject.device)
+
+    def run() -> Any:
+        with torch.no_grad():
+            output = subject.module(input_ids=ids)
+        return getattr(output, "logits", output)
+
+    expected, asking = run(), threading.get_ident()
+    wrong: list[str] = []
+    calls = 0
+
+    def compare() -> None:
+        try:
+            if not torch.equal(run(), expected):
+                wrong.append("other numbers")
+        except Exception as error:
+            wrong.append(repr(error))
+
+    def beside(*_: Any) -> None:
+        nonlocal calls
+        calls += threading.get_ident() == asking
+        # In the first passes, and in fewer and fewer of the later ones.
+        if threading.get_ident() == asking and calls & (calls - 1) == 0:
+            thread = threading.Thread(target=compare)
+            thread.start()
+            thread.join()
+
+    parts = [part for part in subject.module.modules() if not list(part.children())]
+    handle = parts[len(parts) // 2].register_forward_hook(beside)
+    try:
+        found = asked(entry, subject)
+    finally:
+        handle.remove()
+    none_of(wrong, "a thread in the middle of a pass")
+    none_of(differences(alone, found, BATCH), "beside another thread")
 
 
 @law(dear=True)
