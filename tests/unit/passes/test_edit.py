@@ -46,7 +46,6 @@ FAMILIES = with_slow(
 )
 TEXTS = [[7, 99, 23, 64, 31], [8, 45, 77]]
 TARGETS = [[5, 9, 11], [4]]
-OTHER = [12, 40, 66, 101, 90]
 
 
 def texts(model: hs.Model) -> dict[str, Any]:
