@@ -13,6 +13,7 @@ from hiddenscope.results.story import report_of
 from hiddenscope.testing.checks.law import (
     answered,
     asked,
+    asked_again,
     hold,
     law,
     none_of,
@@ -168,7 +169,7 @@ def check_the_order_of_texts(entry: Entry, subject: Subject) -> None:
         changes = {"data": (texts[::-1], labels[::-1])}
     only_if(changes and len(texts) > 1, "it takes no texts")
     whole = data_of(answered(entry, subject))
-    turned = data_of(asked(entry, subject, **changes))
+    turned = data_of(asked_again(entry, subject, **changes))
     tolerance = max(BATCH, subject.rounding)
     last = len(texts) - 1
     for number in range(len(texts)):
@@ -203,7 +204,7 @@ def check_copies_change_nothing(entry: Entry, subject: Subject) -> None:
     first = answered(entry, subject)
     only_if(isinstance(first, hs.Result), "it gives no Result")
     only_if(list(_counts_of_copies(report_of(first))), "it counts no copies")
-    found = asked(entry, subject, **again)
+    found = asked_again(entry, subject, **again)
     (count,) = _counts_of_copies(report_of(found))
     hold(count == 2, f"{count} copies are told, and there are 2")
     alone = [
@@ -242,7 +243,7 @@ def _counts_of_copies(report: Any) -> Iterator[int]:
 @law()
 def check_a_second_call(entry: Entry, subject: Subject) -> None:
     """A second call gives the same numbers, bit for bit, and the same words."""
-    first, second = answered(entry, subject), asked(entry, subject)
+    first, second = answered(entry, subject), asked_again(entry, subject)
     none_of(differences(first, second), "a second call")
     if isinstance(first, hs.Result):
         hold(first.facts == second.facts, "a second call has other facts")
@@ -258,7 +259,7 @@ def check_the_seed_decides(entry: Entry, subject: Subject) -> None:
     np.random.seed(992)
     moved = _generators()
     try:
-        again = asked(entry, subject)
+        again = asked_again(entry, subject)
         after = _generators()
     finally:
         torch.set_rng_state(before)
@@ -266,8 +267,11 @@ def check_the_seed_decides(entry: Entry, subject: Subject) -> None:
     none_of(differences(first, again), "with other global seeds")
     hold(moved == after, "a generator of the user's was moved")
     if entry.is_random:
-        same = asked(entry, subject, seed=5)
-        none_of(differences(same, asked(entry, subject, seed=5)), "with one seed twice")
+        same = asked_again(entry, subject, seed=5)
+        none_of(
+            differences(same, asked_again(entry, subject, seed=5)),
+            "with one seed twice",
+        )
 
 
 def _generators() -> tuple[bytes, str]:
@@ -282,7 +286,7 @@ def check_a_module_is_a_model(entry: Entry, subject: Subject) -> None:
         entry.arguments(subject)[entry.model_name] is subject.model, "it takes no model"
     )
     pair = subject.module, subject.tokenizer
-    found = asked(entry, subject, **{entry.model_name: pair})
+    found = asked_again(entry, subject, **{entry.model_name: pair})
     none_of(differences(answered(entry, subject), found), "a module")
 
 

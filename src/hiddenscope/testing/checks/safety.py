@@ -9,7 +9,7 @@ import hiddenscope as hs
 from hiddenscope.testing.checks.inputs import BATCH
 from hiddenscope.testing.checks.law import (
     answered,
-    asked,
+    asked_again,
     hold,
     law,
     none_of,
@@ -37,7 +37,7 @@ def check_nothing_is_changed(entry: Entry, subject: Subject) -> None:
     """After a call every weight, mode, hook and setting is as it was."""
     answered(entry, subject)  # what is tried once has been tried
     before, torch_before = state_of(subject.module), modes()
-    asked(entry, subject)
+    asked_again(entry, subject)
     none_of(_changed(before, state_of(subject.module)), "of the module")
     hold(modes() == torch_before, "a mode of torch was changed")
 
@@ -54,14 +54,14 @@ def check_an_error_inside_changes_nothing(entry: Entry, subject: Subject) -> Non
 
     handle = parts[len(parts) // 2].register_forward_hook(stop)
     try:
-        asked(entry, subject)
+        entry.run(subject)
     except (Stopped, hs.errors.Error):
         pass
     finally:
         handle.remove()
     none_of(_changed(before, state_of(subject.module)), "of the module")
     hold(modes() == torch_before, "a mode of torch was changed")
-    none_of(differences(expected, asked(entry, subject)), "after an error")
+    none_of(differences(expected, asked_again(entry, subject)), "after an error")
 
 
 def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
@@ -75,10 +75,10 @@ def check_gradients_are_asked_for(entry: Entry, subject: Subject) -> None:
     """
     answered(entry, subject)
     with torch.enable_grad():
-        graded_passes(subject.module, lambda: asked(entry, subject))
+        graded_passes(subject.module, lambda: asked_again(entry, subject))
         hold(torch.is_grad_enabled(), "gradients were switched off")
     with torch.no_grad():
-        asked(entry, subject)
+        asked_again(entry, subject)
         hold(not torch.is_grad_enabled(), "gradients were left switched on")
     left = [
         name
@@ -125,7 +125,7 @@ def check_a_thread_beside_a_pass(entry: Entry, subject: Subject) -> None:
     parts = [part for part in subject.module.modules() if not list(part.children())]
     handle = parts[len(parts) // 2].register_forward_hook(beside)
     try:
-        found = asked(entry, subject)
+        found = asked_again(entry, subject)
     finally:
         handle.remove()
     none_of(wrong, "a thread in the middle of a pass")
@@ -138,7 +138,7 @@ def check_two_threads_get_the_same(entry: Entry, subject: Subject) -> None:
     expected = answered(entry, subject)
     found: list[Any] = []
     threads = [
-        threading.Thread(target=lambda: found.append(asked(entry, subject)))
+        threading.Thread(target=lambda: found.append(asked_again(entry, subject)))
         for _ in range(2)
     ]
     for thread in threads:
@@ -154,7 +154,7 @@ def check_two_threads_get_the_same(entry: Entry, subject: Subject) -> None:
 def check_nothing_is_changed_at_any_instant(entry: Entry, subject: Subject) -> None:
     """At no line is a weight, a mode or a setting another."""
     answered(entry, subject)
-    assert_never_changed(lambda: asked(entry, subject), [subject.module])
+    assert_never_changed(lambda: asked_again(entry, subject), [subject.module])
 
 
 @law(dear=True)
@@ -162,7 +162,9 @@ def check_another_thread_sees_its_own_numbers(entry: Entry, subject: Subject) ->
     """A thread that calls the module meanwhile gets its own numbers, bit for bit."""
     only_if(not subject.encoder_decoder, "its module takes two texts")
     answered(entry, subject)
-    assert_others_get_their_numbers(lambda: asked(entry, subject), [subject.module])
+    assert_others_get_their_numbers(
+        lambda: asked_again(entry, subject), [subject.module]
+    )
 
 
 @law(dear=True)
@@ -170,5 +172,5 @@ def check_an_interrupt_changes_nothing(entry: Entry, subject: Subject) -> None:
     """Ctrl-C at any call leaves nothing behind."""
     answered(entry, subject)
     assert_interrupts_leave_nothing(
-        lambda: asked(entry, subject), [subject.module], subject.model
+        lambda: asked_again(entry, subject), [subject.module], subject.model
     )
