@@ -9,7 +9,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -62,55 +61,6 @@ def refused(
     assert all(word in str(error) for word in words), str(error)
     assert not passes or kind in (NotFinite, PassError)
     return error
-
-
-IS_NO_LIST = "not a list of integers"
-IS_MIXED = "strings only, or lists of token ids only"
-IS_ENDLESS = "a range has more than 4,194,304 items"
-TEXTS: list[tuple[Any, str]] = [
-    ("", "it is empty"),
-    (["the one", ""], "Text 1"),
-    (" \n\t\u3000", "it is only white space"),
-    ("the \ud800 one", "character 4 is a lone surrogate"),
-    ("a" * 100_000, "takes at most 128"),
-    ([[5] * 129], "129 tokens and GPT2LMHeadModel takes at most 128"),
-    ([[5, -1]], "id -1 is outside the vocabulary of GPT2LMHeadModel, 0 to 127"),
-    ([[5, 6], [128]], "Text 1: id 128"),
-    ([[2**70]], "outside the vocabulary"),
-    (["the one", [5, 6]], IS_MIXED),
-    ([5, "the one"], IS_MIXED),
-    ([], "the list is empty"),
-    ([[]], "it has no tokens"),
-    ([[True, False]], IS_NO_LIST),
-    ([True, False], IS_NO_LIST),
-    ([[5.0, 6.5]], IS_NO_LIST),
-    (torch.tensor([[5.0]]), IS_NO_LIST),
-    ([[[5, 6]]], IS_NO_LIST),
-    (None, "got NoneType"),
-    ([None], IS_NO_LIST),
-    (["the one", None], "text 1 is NoneType, not a string"),
-    (5, "got int"),
-    (b"the one", "got bytes"),
-    ([b"the one"], "text 0 is bytes"),
-    # No memory holds the one, and no list is as long as the other.
-    (range(10**12), IS_ENDLESS),
-    (range(10**30), IS_ENDLESS),
-    ([range(10**12)], IS_ENDLESS),
-    ({"ids": [[5, 6]]}, "it has no input_ids, only ids"),
-]
-
-
-@pytest.mark.parametrize("take", ["capture", "record", "capture_generation"])
-def test_texts_that_a_model_cannot_take(tiny: Tiny, take: str, hanging: Any) -> None:
-    model = tiny("gpt2")
-    ways: dict[str, Callable[[Any], Any]] = {
-        "capture": model.capture,
-        "record": partial(hs.record, model),
-        "capture_generation": model.capture_generation,
-    }
-    for texts, words in TEXTS:
-        work = partial(ways[take], texts)
-        refused(work, TextError, ValueError, words, model=model, hanging=hanging)
 
 
 def test_a_text_that_is_too_long_is_said_to_be_how_long_and_may_be_cut(
@@ -480,40 +430,6 @@ def test_attention_of_other_threads_is_let_through() -> None:
         ).result()
     assert torch.equal(inside.isnan(), attention(*spoilt).isnan())
     assert torch.nn.functional.scaled_dot_product_attention is attention
-
-
-NO_SITES = [0, -1, np.int64(2), True, np.True_, 1.5, "", (), b"final"]
-
-
-@pytest.mark.parametrize("site", NO_SITES, ids=repr)
-def test_what_is_no_site_is_refused_wherever_a_site_is_chosen(
-    tiny: Callable[..., hs.Model], site: Any
-) -> None:
-    model, texts = tiny("llama"), ["The cat sat.", "A dog", "Is it", "The end."] * 3
-    states, rows = model.capture(texts), np.random.default_rng(0).normal(size=(12, 4))
-    calls: list[Callable[[], Any]] = [
-        lambda: hs.embed(model, texts, site=site),
-        lambda: hs.search(model, "A dog", texts=texts, site=site),
-        lambda: hs.search(states, (model, "A dog"), site=site),
-        lambda: hs.search(rows, rows[0], site=site),
-        lambda: hs.cluster(model, texts, site=site, smallest=2),
-        lambda: hs.cluster(hs.each_token(model), texts, site=site, smallest=2),
-        lambda: hs.cluster(states, site=site, smallest=2),
-        lambda: hs.cluster(rows, site=site, smallest=2),
-        lambda: hs.probe(model, (texts, [0, 1] * 6), sites=site),
-        lambda: hs.project(model, (texts, [0, 1] * 6), sites=site, method="pca"),
-    ]
-    if (
-        isinstance(site, bool | np.bool_)
-        or not isinstance(site, int | np.integer)
-        or site < 0
-    ):
-        calls.append(lambda: states[site])  # states[3] is layer.3
-    for call in calls:
-        with pytest.raises(Error, match=r"No (site|vectors)|site must be") as caught:
-            call()
-        whole = isinstance(site, int | np.integer) and not isinstance(site, bool)
-        assert not whole or f"Did you mean 'layer.{int(site)}'?" in str(caught.value)
 
 
 UNUSUAL: dict[str, Any] = {

@@ -453,19 +453,6 @@ def test_a_text_that_comes_twice_is_not_both_learnt_and_tested() -> None:
     assert float(parted.data["accuracy"][0]) > 0.75
 
 
-def test_copies_change_nothing() -> None:
-    """A text that comes again with the same label is probed once, however often it
-    comes.
-    """
-    given, labels = planted(rows=40, sites=3)
-    often = np.repeat(np.arange(40), np.random.default_rng(0).integers(1, 6, 40))
-    copied = states(given.values[:, often], names=[f"text {k}" for k in often])
-    once, again = hs.probe(given, labels), hs.probe(copied, [labels[k] for k in often])
-    for name in ("accuracy", "accuracy_low", "accuracy_high", "p", "control"):
-        np.testing.assert_array_equal(once.data[name], again.data[name])
-    assert again.facts["copies"] == len(often) - 40
-
-
 def test_a_probe_of_token_types_is_not_selective() -> None:
     """Hewitt and Liang: states that are the token and no more tell any label of it, a
     drawn one as well.

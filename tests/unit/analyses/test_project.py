@@ -591,20 +591,6 @@ def test_groups_of_paraphrases_are_one_piece_of_evidence_each() -> None:
     assert "serial_inflation" not in grouped.facts["parts"][0]
 
 
-def test_copies_move_no_score() -> None:
-    values, names = noise(2, 30, 6), [f"text {k}" for k in range(30)]
-    text = [*range(30), *range(0, 30, 3)]
-    # A copy may be spelt in another way, and one class may have more of them.
-    spelt = [*names, *(f"TEXT {k}." for k in range(0, 30, 3))]
-    labels = [k % 3 for k in text]
-    alone = drawn(values, labels[:30], names)
-    copied = drawn(values[:, text], labels, spelt)
-    for score in ("silhouette", "neighbour", "fisher", "within"):
-        for name in (score, f"{score}_p"):
-            np.testing.assert_allclose(alone.data[name], copied.data[name], rtol=1e-6)
-    assert copied.facts["parts"][0]["copies"] == 10 and copied.data.sizes["text"] == 40
-
-
 def test_classes_of_several_clouds_are_apart_by_their_neighbours() -> None:
     """Eight clouds around a circle, of either class in turn: hardly a silhouette."""
     angles = torch.arange(8.0).repeat_interleave(5) * torch.pi / 4

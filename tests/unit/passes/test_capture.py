@@ -155,30 +155,6 @@ def test_targets_that_are_texts_follow_the_start_token(tiny: Tiny) -> None:
     assert parts(as_tensor)[1].tokens.ids.tolist() == [5, 6]
 
 
-@pytest.mark.parametrize(
-    "family",
-    with_slow(
-        ["llama", "bert", "mixtral"], ["gpt2", "roberta", "gemma3_text", "xlnet"]
-    ),
-)
-@LAWFUL
-@given(
-    lengths=LENGTHS, budget=st.sampled_from([1, 17, 64, 10_000]), seed=st.integers(0, 3)
-)
-def test_a_text_in_a_batch_equals_the_text_alone(
-    tiny: Tiny, family: str, lengths: list[int], budget: int, seed: int
-) -> None:
-    model, texts = tiny(family), texts_of(lengths, seed)
-    assert model.batching.padding_safe
-    states = model.capture(texts, batch_tokens=budget)
-    assert states.tokens.lengths.tolist() == lengths, (
-        "the order given is the order returned"
-    )
-    assert states.tokens.ids.tolist() == [token for text in texts for token in text]
-    for number, text in enumerate(texts):
-        assert states_disagreement(model.capture([text]), states.of(number)) <= 1
-
-
 @pytest.mark.parametrize("family", ["t5", "bart"])
 @LAWFUL
 @given(lengths=LENGTHS, budget=st.sampled_from([1, 40, 10_000]), seed=st.integers(0, 3))

@@ -13,6 +13,7 @@ from hiddenscope.testing.checks.again import again
 from hiddenscope.testing.checks.law import (
     answered,
     asked,
+    asked_again,
     hold,
     law,
     none_of,
@@ -167,7 +168,7 @@ def check_the_order_of_texts(entry: Entry, subject: Subject) -> None:
         changes = {"data": (texts[::-1], labels[::-1])}
     only_if(changes and len(texts) > 1, "it takes no texts")
     whole = data_of(answered(entry, subject))
-    turned = data_of(asked(entry, subject, **changes))
+    turned = data_of(asked_again(entry, subject, **changes))
     tolerance = max(entry.tolerance, subject.rounding)
     last = len(texts) - 1
     for number in range(len(texts)):
@@ -202,7 +203,7 @@ def check_copies_change_nothing(entry: Entry, subject: Subject) -> None:
     first = answered(entry, subject)
     only_if(isinstance(first, hs.Result), "it gives no Result")
     only_if(list(_counts_of_copies(report_of(first))), "it counts no copies")
-    found = asked(entry, subject, **again)
+    found = asked_again(entry, subject, **again)
     (count,) = _counts_of_copies(report_of(found))
     hold(count == 2, f"{count} copies are told, and there are 2")
     alone = [
@@ -282,8 +283,10 @@ def check_a_second_call(entry: Entry, subject: Subject) -> None:
 def check_the_seed_decides(entry: Entry, subject: Subject) -> None:
     """One seed gives one answer, and is not passed over."""
     only_if(entry.is_random, "it takes no seed")
-    same = asked(entry, subject, seed=5)
-    none_of(differences(same, asked(entry, subject, seed=5)), "with one seed twice")
+    same = asked_again(entry, subject, seed=5)
+    none_of(
+        differences(same, asked_again(entry, subject, seed=5)), "with one seed twice"
+    )
 
 
 @law()
@@ -293,7 +296,7 @@ def check_a_module_is_a_model(entry: Entry, subject: Subject) -> None:
         entry.arguments(subject)[entry.model_name] is subject.model, "it takes no model"
     )
     pair = subject.module, subject.tokenizer
-    found = asked(entry, subject, **{entry.model_name: pair})
+    found = asked_again(entry, subject, **{entry.model_name: pair})
     none_of(differences(answered(entry, subject), found), "a module")
 
 

@@ -82,6 +82,16 @@ def asked(entry: Entry, subject: Subject, **changes: Any) -> Any:
     return ours(outcome_of(lambda: entry.run(subject, **changes)))
 
 
+def asked_again(entry: Entry, subject: Subject, **changes: Any) -> Any:
+    """Return the answer to a question that was answered before, in the same words or in
+    others: here a refusal is no excuse.
+    """
+    came = outcome_of(lambda: entry.run(subject, **changes))
+    if came.refused:
+        fail(f"it was answered before, and is refused: {came.error}")
+    return ours(came)
+
+
 def ours(came: Outcome) -> Any:
     """Return the answer; what was refused is left to the laws of refusals."""
     if came.refused:
