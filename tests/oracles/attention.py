@@ -122,13 +122,18 @@ def _scores(
         of_texts = []
         chances = []
         for pattern in patterns:
-            visible = (pattern > 0).any((0, 1))
-            seen = visible[places, related]
-            on = pattern[:, :, places[seen], related[seen]]
-            even = (1 / visible.sum(-1))[places[seen]]
-            of_texts.append(on.mean(-1) if seen.any() else on.sum(-1) * np.nan)
-            chance = even.mean() if seen.any() else np.nan
-            chances.append(np.full(pattern.shape[:2], chance))
+            # A layer with a window sees less than the others.
+            on = np.full(pattern.shape[:2], np.nan)
+            even = np.full(pattern.shape[:2], np.nan)
+            for layer, of_heads in enumerate(pattern):
+                visible = (of_heads > 0).any(0)
+                seen = visible[places, related]
+                if seen.any():
+                    weights_on = of_heads[:, places[seen], related[seen]]
+                    on[layer] = weights_on.mean(-1)
+                    even[layer] = (1 / visible.sum(-1))[places[seen]].mean()
+            of_texts.append(on)
+            chances.append(even)
         first, second = of_texts[: drawn.draws], of_texts[drawn.draws :]
         if relation == "induction":
             scores.append(np.mean(second, 0))

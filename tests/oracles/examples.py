@@ -58,6 +58,10 @@ def examples(
         "heat": np.array(heats),
     }
     every = naive.strings(texts)
+    targets = asked.get("targets") or getattr(texts, "targets", None)
+    if targets is not None and sites[0].startswith("decoder."):
+        # Copies are those of the tokens that are shown.
+        every = naive.strings(targets)
     facts |= {
         "facts.texts": len(every),
         "facts.groups": len(

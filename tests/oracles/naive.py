@@ -69,7 +69,14 @@ def _try(module: nn.Module) -> None:
     if getattr(getattr(module, "config", None), "is_encoder_decoder", False):
         inputs["decoder_input_ids"] = torch.tensor([[5]])
     with torch.no_grad():
-        module(**inputs)
+        called(module, inputs)
+
+
+def called(module: nn.Module, inputs: Mapping[str, Any]) -> Any:
+    """Run a module; one without a config takes ids and gives logits."""
+    if getattr(module, "config", None) is None:
+        return module(inputs["input_ids"])
+    return module(**inputs)
 
 
 def encoded(model: Any, texts: Any, truncate: bool = False) -> list[list[int]]:
@@ -87,7 +94,8 @@ def encoded(model: Any, texts: Any, truncate: bool = False) -> list[list[int]]:
             ids = model.tokenizer.apply_chat_template(text, add_generation_prompt=True)
         else:
             ids = list(map(int, text))
-        window = getattr(model.module.config, "max_position_embeddings", None)
+        config = getattr(model.module, "config", None)
+        window = getattr(config, "max_position_embeddings", None)
         if truncate and window and len(ids) > window:
             ids = model.tokenizer(text, truncation=True, max_length=window)["input_ids"]
         rows.append(list(ids))
@@ -126,7 +134,19 @@ def run(
         inputs["decoder_input_ids"] = torch.tensor([targets or start])
     if config is not None:
         inputs["output_hidden_states"] = True
-    seen, output = run_module(module, inputs)
+    into_head: list[torch.Tensor] = []
+    hooks = []
+    if config is None:
+
+        def keep(_: nn.Module, given: Any) -> None:
+            into_head[:] = given
+
+        hooks.append(_linear(module).register_forward_pre_hook(keep))
+    try:
+        seen, output = run_module(module, inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
     states: dict[str, np.ndarray] = {}
     for name, blocks in seen.items():
         entries = entries_of(output, name)
@@ -146,6 +166,9 @@ def run(
             states[f"{name}layer.{number}"] = rows_of(block.output)
             for part, value in block.parts().items():
                 states[f"{name}layer.{number}.{part}"] = rows_of(value)
+        if config is None:
+            # Nothing reports the normed state, but the head is given it.
+            states["final"] = rows_of(into_head[-1])
         if entries is None:
             continue
         first = blocks[0].output
@@ -157,10 +180,15 @@ def run(
         last = entries[-1]
         if last.shape != raw.shape or not torch.equal(last, raw):
             states[f"{name}final"] = rows_of(last)
-    logits = getattr(output, "logits", None)
+    logits = getattr(output, "logits", output if config is None else None)
     if logits is not None and logits.ndim == 3:
         states["logits"] = rows_of(logits)
     return states
+
+
+def _linear(module: nn.Module) -> nn.Module:
+    """Return the last linear map of a module, which is the head of a plain one."""
+    return [part for part in module.modules() if isinstance(part, nn.Linear)][-1]
 
 
 def stacks_of(module: nn.Module) -> dict[str, nn.Module]:
@@ -180,7 +208,7 @@ def run_module(
         seen[name] = [Block(block, family) for block in blocks_of(stack)]
     try:
         with torch.no_grad():
-            output = module(**inputs)
+            output = called(module, inputs)
     finally:
         for blocks in seen.values():
             for block in blocks:
@@ -292,13 +320,19 @@ def runs(
 
 
 def targets_of(model: Any, targets: Any, truncate: bool = False) -> list[list[int]]:
-    """Return what goes into the decoder: the start token, then each text."""
+    """Return what goes into the decoder: ids as they are, and before a string the
+    start token.
+    """
+    every = encoded(model, targets, truncate)
     if hasattr(targets, "ids"):
-        return [list(ids) for ids in targets.ids]
+        return every
     start = model.module.config.decoder_start_token_id
+    end = model.tokenizer.eos_token_id if model.tokenizer else None
     rows = []
-    for ids in encoded(model, targets, truncate):
-        rows.append(ids if ids[:1] == [start] else [start, *ids])
+    for target, ids in zip(listed(targets), every, strict=True):
+        if isinstance(target, str):
+            ids = [start, *ids[: len(ids) - (ids[-1] == end)]]
+        rows.append(ids)
     return rows
 
 
@@ -311,9 +345,16 @@ def rows_at(
 ) -> Rows:
     """Return the states of a site, of one text after another."""
     values, text, position, every = [], [], [], []
+    if targets is None:
+        targets = getattr(texts, "targets", None)
+    of_targets: list[list[int]] = []
+    if site.startswith("decoder.") and targets is not None:
+        of_targets = targets_of(model, targets, truncate)
     for number, (ids, states) in enumerate(runs(model, texts, targets, truncate)):
         if site not in states:
             raise Uncovered(site)
+        if of_targets:
+            ids = of_targets[number]
         values.append(states[site])
         length = len(states[site])
         text += [number] * length

@@ -466,7 +466,12 @@ class Plain:
             return [_before(block.get_submodule(shape.inner), touch)]
         if of[0] in ("q", "k", "v"):
             names = {"q": shape.queries, "k": shape.keys, "v": shape.values}
-            return [_after(block.get_submodule(names[of[0]]), touch)]
+            made = block.get_submodule(names[of[0]])
+            clip = getattr(block.get_submodule(shape.out.split(".")[0]), "clip_qkv", 0)
+            if not clip:
+                return [_after(made, touch)]
+            # MPT cuts all three off before its heads read them.
+            return [_after(made, lambda out: touch(out.clamp(-clip, clip)))]
         last = block.get_submodule(goes[part] or "")
         if of[0] in ("z", "neurons"):
             return [_before(last, touch)]

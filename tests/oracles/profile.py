@@ -273,11 +273,11 @@ def effective_rank(states: np.ndarray) -> float:
 
 def two_nn(states: np.ndarray) -> float:
     """Estimate the intrinsic dimension (Facco et al. 2017)."""
-    # Tokens of one id and no context have one state, which float64 may round twice.
+    # Tokens of one id and no context have one state, which is rounded in each batch.
     distinct: list[np.ndarray] = []
-    scale = np.abs(states).max(initial=0.0)
     for state in states:
-        if all(np.abs(state - other).max() > 1e-7 * scale for other in distinct):
+        reach = 64 * np.finfo(np.float32).eps * np.linalg.norm(state)
+        if all(np.linalg.norm(state - other) > reach for other in distinct):
             distinct.append(state)
     if len(distinct) < FEWEST_POINTS:
         return float("nan")

@@ -214,13 +214,13 @@ def effective_rank(variances: Tensor) -> float:
     return float(torch.special.entr(variances / total).sum().exp())
 
 
-def two_nn(points: Tensor) -> float:
+def two_nn(points: Tensor, rounding: float = 0.0) -> float:
     """Estimate the intrinsic dimension of points `[point, width]`.
 
     TwoNN (Facco et al. 2017): where points fill d dimensions, the ratio of a point's
     second distance to its first has a Pareto distribution with exponent d. It is fitted
-    through the origin, without the largest tenth. Equal points count once. It is NaN
-    for fewer than 20.
+    through the origin, without the largest tenth. Points count once that are equal, or
+    nearer than `rounding` as a share of their norm. It is NaN for fewer than 20.
 
     >>> plane = torch.rand(2000, 2, generator=torch.Generator().manual_seed(0))
     >>> round(two_nn(plane @ torch.ones(2, 8).tril()), 1)
@@ -230,6 +230,15 @@ def two_nn(points: Tensor) -> float:
     if len(points) < FEWEST_POINTS:
         return float("nan")
     first, second = _two_nearest(points).unbind(1)
+    reach = rounding * torch.linalg.vector_norm(points, dim=1)
+    close = first < reach
+    if close.any():
+        # One text in two batches gives two states, of which the nearest says nothing.
+        kept = points[close][:0]
+        for point, near in zip(points[close], reach[close], strict=True):
+            if (torch.linalg.vector_norm(kept - point, dim=1) >= near).all():
+                kept = torch.cat([kept, point[None]])
+        return two_nn(torch.cat([points[~close], kept]))
     ratios = (second / first).log().sort().values
     count = int(len(ratios) * (1 - DISCARDED))
     rank = torch.arange(1, count + 1, dtype=torch.float64)

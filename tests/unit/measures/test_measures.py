@@ -107,6 +107,9 @@ def test_two_nn_is_what_its_definition_says() -> None:
 def test_two_nn_counts_equal_points_once_and_says_nothing_of_few() -> None:
     seen = drawn(100, 6)
     assert two_nn(seen.repeat(3, 1)) == pytest.approx(two_nn(seen), rel=1e-9)
+    nearly = torch.cat([seen, seen[:9] * (1 + 1e-7), seen[:9] * (1 - 1e-7)])
+    assert two_nn(nearly, 1e-5) == pytest.approx(two_nn(seen), rel=1e-5)
+    assert two_nn(nearly) < 0.7 * two_nn(seen), "near copies hold no dimension"
     assert np.isnan(two_nn(seen[:19]))
     assert np.isnan(two_nn(torch.ones(500, 6)))
     assert np.isnan(two_nn(seen[:0]))

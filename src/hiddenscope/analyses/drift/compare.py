@@ -69,6 +69,7 @@ from hiddenscope.modules.module_copy import (
 )
 from hiddenscope.modules.operations import slowdown
 from hiddenscope.modules.quantised import quantised_weights
+from hiddenscope.modules.trials import without_excluded
 from hiddenscope.passes import Inputs
 from hiddenscope.sites import Site
 from hiddenscope.states import Tokens
@@ -333,9 +334,11 @@ class _BatchRecorder:
             return None
         self.errors.put(name, "local", self.places, local.rows)
         if unreplaced is not None:
-            norms = reference.rows.double().norm(dim=-1)
-            norms = norms.clamp_min(torch.finfo(torch.float64).tiny)
-            inherited = (unreplaced.rows.double() - rows.double()).norm(dim=-1) / norms
+            # Words that no text can hold are minus infinity on all three sides.
+            expected, _ = without_excluded(reference.rows.double(), rows.double())
+            moved, alone = without_excluded(unreplaced.rows.double(), rows.double())
+            norms = expected.norm(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
+            inherited = (moved - alone).norm(dim=-1) / norms
             self.errors.put(name, "inherited", self.places, inherited)
         # A port may have the final norm folded into its head, which then cannot start
         # from the reference's state.

@@ -36,6 +36,9 @@ MASSIVE = 1000
 PER_STATE = ("norm", "mean", "deviation", "kurtosis")
 RANKS = 5
 NONE = -1
+# States of one text in two batches differ by less, as units of rounding and as a share.
+ROUNDING_ULPS = 64
+MOST_ROUNDING = 0.02
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,10 +248,14 @@ def site_statistics(
         per_site |= _spread(running_first, running_others)
         fine = sample.isfinite().all(1)
         sampled_first = first[rows]
-        per_site["intrinsic_dimension"] = two_nn(widened(sample[fine]))
+        # Norms compute in float32 in a float64 model too.
+        types = sample.dtype, torch.float32
+        unit = max(torch.finfo(dtype).eps for dtype in types)
+        rounding = min(MOST_ROUNDING, ROUNDING_ULPS * unit)
+        per_site["intrinsic_dimension"] = two_nn(sample[fine], rounding)
         per_site["intrinsic_dimension_others"] = per_site["intrinsic_dimension"]
         if sampled_first.any():
-            others = two_nn(widened(sample[fine & ~sampled_first]))
+            others = two_nn(sample[fine & ~sampled_first], rounding)
             per_site["intrinsic_dimension_others"] = others
     largest = first_not_finite = NONE
     norms = np.where(finite, columns["norm"], -1)
