@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -491,6 +492,20 @@ def test_what_cannot_be_computed_with_is_refused_in_words(
             TAKERS[taker](model, make())
         except Error as error:
             assert "Please file an issue" not in str(error), name
+
+
+@pytest.mark.parametrize("query", [range(10**12), [10**400]])
+def test_a_query_that_is_too_large_for_memory_or_a_float(query: Any) -> None:
+    with pytest.raises(Error, match="is neither texts nor vectors"):
+        hs.search(np.eye(4), query)
+
+
+@pytest.mark.parametrize("residual", [{}, [None], [[1], [1, 2]], b"a", object()])
+def test_a_residual_that_is_no_tensor(residual: Any) -> None:
+    layers = torch.zeros(2, 3, 8)
+    read = partial(hs.States.read, layers, tokens=[5, 6, 7])
+    with pytest.raises(Error, match="Give its name, or a tensor"):
+        read(sites=["layer.0", "final"], residual=residual)
 
 
 # What a user wrote, and what the error must say.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, TypeAlias, cast, get_args
@@ -32,6 +32,7 @@ from hiddenscope.series.options import (
 )
 from hiddenscope.states import Pair, States
 from hiddenscope.texts import Labelled
+from hiddenscope.texts.reader import as_list
 from hiddenscope.vectors.dataset import dataset_of, without_labels
 
 CapturedStates: TypeAlias = States | Pair
@@ -161,16 +162,18 @@ def question_of(
 def _texts(data: Any, problem: str) -> Any:
     if data is None:
         raise TextError(problem, "there are no texts", "Give some.")
-    if isinstance(data, Inputs | Mapping | States | Pair):
+    if isinstance(data, str):
+        return data
+    listed = data.tolist() if hasattr(data, "tolist") else data
+    is_other = isinstance(data, Inputs | Mapping | States | Pair | bytes)
+    if is_other or not isinstance(listed, Iterable):
         raise TextError(
             problem,
             f"got {type(data).__name__}, and every member encodes the texts itself",
             "Give texts, or lists of ids.",
         )
-    if isinstance(data, str):
-        return data
     # What can be read once must serve all members.
-    listed = data.tolist() if hasattr(data, "tolist") else list(data)
+    listed = as_list(listed)
     if not listed:
         raise TextError(problem, "the list of texts is empty", "Give some.")
     return listed

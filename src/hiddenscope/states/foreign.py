@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hiddenscope.arguments import shown
 from hiddenscope.errors import SiteError
 from hiddenscope.files import PathLike
 from hiddenscope.sites import Site, summarise
@@ -247,7 +248,12 @@ def _summed(
             f"Give residual={residual_name!r} to add it.",
         )
     if not isinstance(residual, str):
-        apart = torch.as_tensor(residual)
+        try:
+            apart = torch.as_tensor(residual)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise foreign.error(
+                f"the residual is {shown(residual)}", "Give its name, or a tensor."
+            ) from error
     assert apart is not None
     if apart.shape != array.shape:
         raise foreign.error(

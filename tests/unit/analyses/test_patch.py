@@ -357,6 +357,13 @@ def test_an_encoder_decoder_in_both_stacks(bart: hs.Model) -> None:
     assert found == pytest.approx(expected, abs=1e-4)
 
 
+def test_where_no_site_is_read_nothing_carries_an_answer(bart: hs.Model) -> None:
+    contrast = replace(CONTRAST, targets=[5, 9, 11])
+    result = hs.patch(bart, contrast, sites="encoder.layer.*")
+    assert result.facts["answer_token"] is None
+    assert result.facts["differing_token"]["largest"] > 0
+
+
 def test_a_model_that_fills_masks_is_read_at_the_mask() -> None:
     tokenizer = tiny_tokenizer(cls=True)
     tokenizer.mask_token = "<unk>"

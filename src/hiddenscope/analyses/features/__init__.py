@@ -11,6 +11,7 @@ from hiddenscope.interface import TEXTS, analysis, ask
 if TYPE_CHECKING:
     from hiddenscope.annotations import (
         Dictionary,
+        Inputs,
         ModelLike,
         Readable,
         Result,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 )
 def features(
     source: "ModelLike | Readable",
-    texts: Annotated["Texts | None", TEXTS] = None,
+    texts: Annotated["Texts | Inputs | None", TEXTS] = None,
     dictionary: Annotated[
         "Dictionary | str",
         ask(

@@ -391,8 +391,8 @@ def _carriers(
     values = data[measure].values
     sites = site_names(plan.sites)
     clean, corrupt = data["id"].values, data["other_id"].values
-    # A gap holds no state that could be patched.
-    paired = (clean >= 0) & (corrupt >= 0)
+    # A gap holds no state that could be patched, nor a stack of which no site is read.
+    paired = (clean >= 0) & (corrupt >= 0) & np.isfinite(values).any(0)
     answering = paired & (data["position"].values == contrast.at[0])
     if "stack" in data.coords:
         answering &= data["stack"].values != "encoder"

@@ -12,6 +12,7 @@ from hiddenscope.interface import SITES, TARGETS, TEXTS, TRUNCATE, analysis, ask
 
 if TYPE_CHECKING:
     from hiddenscope.annotations import (
+        Inputs,
         ModelLike,
         Pair,
         Readable,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 )
 def profile(
     source: "ModelLike | Readable | Pair",
-    texts: Annotated["Texts | None", TEXTS] = None,
+    texts: Annotated["Texts | Inputs | None", TEXTS] = None,
     *,
     sites: Annotated["SitePatterns", SITES] = "layer.*,final",
     final_norm: Annotated[

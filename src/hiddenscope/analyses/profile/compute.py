@@ -139,7 +139,7 @@ LARGEST_VALUES = {
 
 def measure_states(
     source: ModelLike | Readable | Pair,
-    texts: Texts | None,
+    texts: Texts | Inputs | None,
     sites: SitePatterns,
     final_norm: FinalNorm,
     sample: int,

@@ -179,8 +179,8 @@ def _queries(
             rows = torch.as_tensor(np.asarray(query, dtype=float)).double()
         if rows.ndim == 1:
             rows = rows.reshape(1, -1)
-    # The last is a meta tensor's, which has no values.
-    except (TypeError, ValueError, NotImplementedError):
+    # A meta tensor has no values, and no memory holds a range of 10**12.
+    except (TypeError, ValueError, NotImplementedError, OverflowError, MemoryError):
         rows = torch.zeros(0)
     if rows.ndim != 2 or not rows.numel():
         reason = f"{type(query).__name__} is neither texts nor vectors"

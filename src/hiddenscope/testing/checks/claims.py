@@ -156,10 +156,10 @@ def check_copies_make_nothing_surer(entry: Entry, subject: Subject) -> None:
     for path, value in facts[0].items():
         same = value == facts[1][path]
         if isinstance(value, float) and facts[1][path] is not None:
-            same = abs(value - facts[1][path]) <= SHIFT * _width(facts[0], path) + NOTHING
-        hold(
-            same, f"facts.{path} is {facts[1][path]} with every row twice, not {value}"
-        )
+            same = (
+                abs(value - facts[1][path]) <= SHIFT * _width(facts[0], path) + NOTHING
+            )
+        hold(same, f"facts.{path} is {facts[1][path]} with each twice, not {value}")
 
 
 def _width(facts: Mapping[str, Any], path: str) -> float:

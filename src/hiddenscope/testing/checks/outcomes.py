@@ -1,6 +1,7 @@
 """Laws of outcomes: an answer, or a refusal that is true."""
 
 import traceback
+import warnings
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -21,9 +22,25 @@ from hiddenscope.testing.entries import Entry, Outcome, data_of, outcome, outcom
 from hiddenscope.testing.passes import counted_passes
 from hiddenscope.testing.subjects import Subject
 
+SITES = ("site", "sites")
+NO_TEXTS: tuple[Any, ...] = (
+    *([], [[]], "", ["a", ""], [None], ["a", None], ["a", [5]], "\ud800 a"),
+    *(5, b"a", float("nan"), [[10**6]], [[-1, 5]], [[5.0]], range(10**12)),
+)
+NO_LABELLED: tuple[Any, ...] = (
+    *(None, ([], []), (["a", "b"], [0]), (["a", None] * 6, [0, 1] * 6)),
+    *((["a", ""] * 6, [0, 1] * 6), (["a"], [0], [0], [0])),
+)
+NO_PAIRS: tuple[Any, ...] = ([], None, [None], "a", 5, ["a", "b"])
+NO_SITES: tuple[Any, ...] = ("", (), "layer.99", "no.site", 1.5, ["", None])
+# Of these some analyses can say something.
+UNUSUAL: tuple[Any, ...] = ([[5]], ["\u202e\0👩‍👧 \u0301\uffff"])
 
-def hold_ours(came: Outcome, where: str = "") -> None:
-    """Hold that a question came to an answer, or to an error in three parts."""
+
+def hold_ours(came: Outcome, where: str = "", *, of_none: bool = False) -> None:
+    """Hold that a question came to an answer, or to an error in three parts, of which
+    one may speak of None where it may be given.
+    """
     error = came.error
     if error is None:
         return
@@ -34,7 +51,8 @@ def hold_ours(came: Outcome, where: str = "") -> None:
             f" ({place.filename.rpartition('/')[2]}:{place.lineno})"
         )
     for part in (error.problem, error.reason, error.remedy):
-        hold(part and "None" not in part, f"{where}an error that says nothing: {error}")
+        says = part and (of_none or "None" not in part)
+        hold(says, f"{where}an error that says nothing: {error}")
     hold(error.remedy.endswith((".", "?")), f"{where}no sentence: {error.remedy}")
 
 
@@ -57,6 +75,43 @@ def check_every_kind_of_site(entry: Entry, subject: Subject) -> None:
         if isinstance(came.answer, hs.Result) and "site" in came.answer.data.coords:
             found = {str(name) for name in np.ravel(came.answer.data["site"].values)}
             hold(site in found, f"{site} was asked, and {sorted(found)} are told")
+
+
+@law()
+def check_hostile_inputs_are_refused(entry: Entry, subject: Subject) -> None:
+    """What is no text, no label, no pair and no site is refused in our words and
+    without a warning, wherever one is taken. What is only unusual may be answered.
+    """
+    arguments = entry.arguments(subject)
+    taken = [name for name in (*arguments, *SITES) if _hostile(entry, name)]
+    only_if(taken, "it takes no texts, labels, pairs or sites")
+    for name in dict.fromkeys(taken):
+        for value in _hostile(entry, name):
+            changes: dict[str, Any] = {name: value}
+            if name == "texts" and entry.takes("targets"):
+                changes |= subject.targets(len(value) if isinstance(value, list) else 1)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                came = outcome_of(partial(entry.run, subject, **changes))
+            where = f"{name}={value!r:.40}: "
+            hold_ours(came, where, of_none=True)
+            unusual = any(value is known for known in UNUSUAL)
+            hold(came.refused or unusual, f"{where}it is answered")
+
+
+def _hostile(entry: Entry, name: str) -> tuple[Any, ...]:
+    """Return what is hostile or unusual as a parameter of this name."""
+    kind = entry.kinds.get(name)
+    # Answers may be one id, and targets are none where there is no decoder.
+    if kind in ("text", "texts") and name not in ("answers", "targets"):
+        return NO_TEXTS + UNUSUAL
+    if kind == "data":
+        return NO_TEXTS + NO_LABELLED
+    if kind in ("contrast", "pairs"):
+        return NO_PAIRS
+    if name in SITES and entry.takes(name):
+        return NO_SITES
+    return ()
 
 
 @law()
