@@ -260,6 +260,7 @@ ENTRIES: dict[str, Entry] = {
     "project": Entry(
         hs.project,
         lambda subject: {"data": subject.labelled, "method": "pca"},
+        up_to_sign={"x": "text", "y": "text"},
         results=(
             lambda: hs.project(tiny("llama"), CLASSES, method="pca"),
             lambda: hs.project(
@@ -490,6 +491,7 @@ ENTRIES: dict[str, Entry] = {
     "variable": Entry(
         hs.variable,
         lambda subject: {"sites": subject.site, "tokens": [-1]},
+        up_to_sign={"basis": "width"},
         results=(
             lambda: hs.variable(signed_model(), signed_pairs(16), sites="layer.*"),
             lambda: hs.variable(tiny("bert"), exchanges(6), sites="layer.1.mlp"),
@@ -661,6 +663,7 @@ ENTRIES: dict[str, Entry] = {
     "cluster": Entry(
         hs.cluster,
         lambda subject: {"texts": subject.labelled[0]},
+        up_to_sign={"place": "text"},
         results=(
             lambda: hs.cluster(points()),
             lambda: hs.cluster(tiny("llama"), CLASSES[0]),

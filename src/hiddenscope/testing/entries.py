@@ -7,7 +7,7 @@ and so no list says which analysis has which law.
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
 
@@ -50,14 +50,18 @@ class Entry:
     parameters say. `function` is called with them alone. `measures_rounding` are the
     variables that are rounding errors: they are not the same in another dtype.
     `of_all_texts` are those of a token that the other texts have a part in, such as a
-    share of the variance of all. `tolerance` is how near float32 is to float64, as the
-    analysis states: fits that stop early are less near than sums.
+    share of the variance of all. `up_to_sign` has the variables that are directions, or
+    coordinates along them, each with the dimension that one sign holds for: which of
+    two opposite directions is given, rounding may decide. `tolerance` is how near
+    float32 is to float64, as the analysis states: fits that stop early are less near
+    than sums.
     """
 
     function: Callable[..., Any]
     ask: Ask = nothing
     measures_rounding: tuple[str, ...] = ()
     of_all_texts: tuple[str, ...] = ()
+    up_to_sign: Mapping[str, str] = field(default_factory=dict)
     tolerance: float = ROUNDING
 
     @property

@@ -19,7 +19,7 @@ from hiddenscope.testing.checks.law import (
     none_of,
     only_if,
 )
-from hiddenscope.testing.comparing import differences
+from hiddenscope.testing.comparing import differences, turned
 from hiddenscope.testing.entries import ROUNDING, Entry, data_of, outcome
 from hiddenscope.testing.models import PlainGPT
 from hiddenscope.testing.subjects import Subject
@@ -38,7 +38,7 @@ def check_float64_agrees(entry: Entry, subject: Subject) -> None:
     none_of(
         differences(
             expected,
-            answered(entry, subject),
+            turned(expected, answered(entry, subject), entry.up_to_sign),
             entry.tolerance,
             apart=entry.measures_rounding,
             labels=False,
@@ -57,7 +57,8 @@ def check_bfloat16_agrees_or_is_refused(entry: Entry, subject: Subject) -> None:
         return
     if came.error is not None:
         raise came.error
-    found, data = data_of(came.answer), data_of(expected)
+    data = data_of(expected)
+    found = turned(data, came.answer, entry.up_to_sign)
     hold(set(found.data_vars) == set(data.data_vars), "bfloat16 has other variables")
     for name, variable in data.data_vars.items():
         other = found[name]
