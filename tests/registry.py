@@ -261,6 +261,7 @@ ENTRIES: dict[str, Entry] = {
         hs.project,
         lambda subject: {"data": subject.labelled, "method": "pca"},
         of_copies_too=("shown", "trust"),
+        up_to_sign={"x": "text", "y": "text"},
         results=(
             lambda: hs.project(tiny("llama"), CLASSES, method="pca"),
             lambda: hs.project(
@@ -495,6 +496,9 @@ ENTRIES: dict[str, Entry] = {
             # Where they differ: where attention is local, the last does not see it.
             "tokens": [4],
         },
+        up_to_sign={"basis": "width"},
+        fitted=("basis",),
+        tolerance=0.05,  # the subspace is learned by descent
         results=(
             lambda: hs.variable(signed_model(), signed_pairs(16), sites="layer.*"),
             lambda: hs.variable(tiny("bert"), exchanges(6), sites="layer.1.mlp"),
@@ -666,6 +670,7 @@ ENTRIES: dict[str, Entry] = {
     "cluster": Entry(
         hs.cluster,
         lambda subject: {"texts": subject.labelled[0]},
+        up_to_sign={"place": "text"},
         results=(
             lambda: hs.cluster(points()),
             lambda: hs.cluster(tiny("llama"), CLASSES[0]),

@@ -33,6 +33,26 @@ def differences(
     )
 
 
+def turned(expected: Any, found: Any, up_to_sign: Mapping[str, str]) -> xarray.Dataset:
+    """Return the numbers that were found, with each direction turned as expected.
+
+    >>> one = xarray.Dataset({"basis": (("rank", "width"), [[1.0, 2.0], [3.0, 4.0]])})
+    >>> turned(one, one * [-1.0, 1.0], {"basis": "width"}).basis.values.tolist()
+    [[1.0, -2.0], [3.0, -4.0]]
+    """
+    first, second = data_of(expected), data_of(found)
+    changed = {}
+    for name, along in up_to_sign.items():
+        if first[name].sizes != second[name].sizes or along not in first[name].dims:
+            continue
+        axis = first[name].get_axis_num(along)
+        values = second[name].to_numpy()
+        product = np.nansum(first[name].to_numpy() * values, axis, keepdims=True)
+        signs = np.where(product < 0, -1, 1)
+        changed[name] = second[name].copy(data=values * signs)
+    return second.assign(changed)
+
+
 def _differences(
     expected: xarray.Dataset,
     found: xarray.Dataset,

@@ -7,7 +7,7 @@ and so no list says which analysis has which law.
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
 
@@ -51,8 +51,12 @@ class Entry:
     variables that are rounding errors: they are not the same in another dtype.
     `of_all_texts` are those of a token that the other texts have a part in, such as a
     share of the variance of all. `of_copies_too` are numbers of pictures, in which
-    copies are drawn though they count once. `tolerance` is how near float32 is to
-    float64, as the analysis states: fits that stop early are less near than sums.
+    copies are drawn though they count once. `up_to_sign` has the variables that are
+    directions, or coordinates along them, each with the dimension that one sign holds
+    for: which of two opposite directions is given, rounding may decide. `fitted` are
+    those of a fit that noise turns as it likes, which bfloat16 is. `tolerance` is how
+    near float32 is to float64, as the analysis states: fits that stop early are less
+    near than sums.
     """
 
     function: Callable[..., Any]
@@ -60,6 +64,8 @@ class Entry:
     measures_rounding: tuple[str, ...] = ()
     of_all_texts: tuple[str, ...] = ()
     of_copies_too: tuple[str, ...] = ()
+    up_to_sign: Mapping[str, str] = field(default_factory=dict)
+    fitted: tuple[str, ...] = ()
     tolerance: float = ROUNDING
 
     @property

@@ -267,12 +267,12 @@ class PlainGPT(nn.Module):
     `hidden_states`, and logits of minus infinity for words that no tokenizer has.
 
     >>> PlainGPT()(torch.tensor([[5, 6]])).shape
-    torch.Size([1, 2, 128])
+    torch.Size([1, 2, 136])
     """
 
     def __init__(self, seed: int = 0, *, masked: bool = True) -> None:
         super().__init__()
-        words, width = 128, 32
+        words, width = 136, 32
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.tokens = nn.Embedding(words, width)
@@ -285,7 +285,7 @@ class PlainGPT(nn.Module):
                     nn.init.normal_(norm.weight, 1.0, 0.1)
         unused = torch.zeros(words)
         if masked:
-            unused[120:] = float("-inf")
+            unused[128:] = float("-inf")
         self.register_buffer("unused", unused, persistent=False)
 
     def forward(self, ids: Tensor) -> Tensor:

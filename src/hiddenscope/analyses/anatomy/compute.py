@@ -60,7 +60,9 @@ def describe_parts(model: ModelLike) -> Result:
         reasons = [block.refused for block in stack.blocks if block.refused]
         if reasons:
             of_stack = f" of the {name}" if name else ""
-            blocks = f"{len(reasons)} of the {stack.depth} blocks{of_stack} do not show"
+            verb = "does" if len(reasons) == 1 else "do"
+            blocks = f"{len(reasons)} of the {stack.depth} blocks{of_stack} {verb} not"
+            blocks += " show"
             if len(reasons) == stack.depth:
                 blocks = f"No block{of_stack} shows"
             distinct = "; ".join(dict.fromkeys(reasons))

@@ -96,8 +96,9 @@ def story(report: AnatomyReport, result: Result) -> Iterator[Section]:
         if stack.final_norm:
             final = f"the final norm {stack.final_norm}"
         findings.append(
-            f"{report.model_class} has a {causal} {stack.stack}: {stack.blocks}"
-            f" {kind}blocks of hidden size {stack.width}, and {final}."
+            f"{report.model_class} has a {causal} {stack.stack}:"
+            f" {counted(stack.blocks, f'{kind}block')} of hidden size {stack.width},"
+            f" and {final}."
         )
         findings.append(proof)
         if stack.parts:

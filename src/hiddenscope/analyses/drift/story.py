@@ -364,7 +364,8 @@ def _findings(report: DriftReport) -> Iterator[str]:
         use = "was applied"
         if baseline.written:
             use = "was written: later runs accept errors up to it"
-        yield f"The baseline {baseline.file} of {baseline.sites} sites {use}."
+        sites = counted(baseline.sites, "site")
+        yield f"The baseline {baseline.file} of {sites} {use}."
     yield from report.notes
 
 

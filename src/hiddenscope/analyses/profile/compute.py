@@ -41,7 +41,7 @@ from hiddenscope.analyses.profile.story import (
 from hiddenscope.errors import StatesError, TextError
 from hiddenscope.measures import WORTH_READING
 from hiddenscope.model import Model, ModelLike, as_source
-from hiddenscope.passes import Texts, resume
+from hiddenscope.passes import Inputs, Texts, resume
 from hiddenscope.results import Result
 from hiddenscope.results.dataset import (
     Attributes,

@@ -260,6 +260,8 @@ def _look(trial: Trial, place: Place) -> Looked | None:
     hits["random"] = np.mean(draws, axis=0)
     # The directions that the subspaces of both folds have most in common.
     basis = torch.linalg.svd(torch.cat(bases))[2][: len(bases[0])]
+    # A direction is defined up to its sign: its largest component is made positive.
+    basis = basis * basis.gather(1, basis.abs().argmax(1, keepdim=True)).sign()
     return Looked(hits, basis, float(np.mean(shares)))
 
 

@@ -120,7 +120,9 @@ def check_a_chat_is_its_text(entry: Entry, subject: Subject) -> None:
 
 @law()
 def check_a_batch_is_its_texts(entry: Entry, subject: Subject) -> None:
-    """What is told of each token in a batch is told of it alone."""
+    """What is told of each token in a batch is told of it alone, but for how it was
+    rounded.
+    """
     texts: Any = entry.arguments(subject).get("texts")
     only_if(_are_strings(texts), "it takes no texts")
     whole = data_of(answered(entry, subject))
@@ -137,7 +139,7 @@ def check_a_batch_is_its_texts(entry: Entry, subject: Subject) -> None:
                 part,
                 rows_of(alone, 0),
                 tolerance,
-                apart=entry.of_all_texts,
+                apart=(*entry.of_all_texts, *entry.measures_rounding),
                 labels=False,
             ),
             f"text {number} alone",

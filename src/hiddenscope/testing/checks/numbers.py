@@ -19,7 +19,7 @@ from hiddenscope.testing.checks.law import (
     none_of,
     only_if,
 )
-from hiddenscope.testing.comparing import differences
+from hiddenscope.testing.comparing import differences, turned
 from hiddenscope.testing.entries import ROUNDING, Entry, data_of, outcome
 from hiddenscope.testing.models import PlainGPT
 from hiddenscope.testing.subjects import Subject
@@ -42,7 +42,7 @@ def check_float64_agrees(entry: Entry, subject: Subject) -> None:
     none_of(
         differences(
             expected,
-            found,
+            turned(expected, found, entry.up_to_sign),
             entry.tolerance,
             apart={*entry.measures_rounding, *_ranked_otherwise(expected, found)},
             labels=False,
@@ -99,13 +99,14 @@ def check_bfloat16_agrees_or_is_refused(entry: Entry, subject: Subject) -> None:
         return
     if came.error is not None:
         raise came.error
-    found, data = data_of(came.answer), data_of(expected)
+    data = data_of(expected)
+    found = turned(data, came.answer, entry.up_to_sign)
     hold(set(found.data_vars) == set(data.data_vars), "bfloat16 has other variables")
     for name, variable in data.data_vars.items():
         other = found[name]
         if variable.dtype.kind != "f" or variable.dims != other.dims:
             continue
-        if name in entry.measures_rounding:
+        if name in (*entry.measures_rounding, *entry.fitted):
             continue
         if variable.shape != other.shape or not variable.size:
             continue
