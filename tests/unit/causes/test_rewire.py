@@ -1,5 +1,5 @@
-"""Laws of rewired runs: with all edges changed they are the other run, with none the
-run itself, and with any of them what a model written by hand does.
+"""Laws of rewired runs: rows, kinds of blocks and rounding do not matter. What the runs
+give is held to `tests/oracles`.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import hiddenscope as hs
 from hiddenscope.causes.encoding import ask_contrasts
@@ -21,15 +21,10 @@ from hiddenscope.states.arrays import Bools
 from hiddenscope.testing import tiny_model
 from tests.configurations import configured
 from tests.slices import with_slow
-from tests.unit.causes.by_hand import HANDS, Run
 
 Tiny = Callable[..., hs.Model]
-Hanging = Callable[[nn.Module], dict[str, Any]]
-
 CLEAN, CORRUPT = [7, 99, 23, 64, 31], [7, 45, 23, 60, 31]
 CONTRAST = hs.Contrast(CLEAN, CORRUPT, answer=60, other=70)
-FAST = ["llama", "gptj", "gemma3_text", "bloom", "granite"]
-SLOW = ["gpt2", "qwen3", "opt", "gpt_neox", "falcon", "mixtral"]
 
 
 def prepared(
@@ -52,46 +47,6 @@ def closely(logits: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(logits, expected, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("into", with_slow(["corrupt"], ["clean"]))
-@pytest.mark.parametrize("family", with_slow(FAST, SLOW))
-def test_all_edges_give_the_other_run_and_none_the_run_itself(
-    tiny: Tiny, family: str, into: str, hanging: Hanging
-) -> None:
-    model = tiny(family)
-    before = hanging(model.module)
-    stepper, runs = prepared(model, into=into)
-    possible = runs.wiring.possible
-    logits = rewire(
-        model, stepper, runs, np.stack([possible, ~possible, possible ^ possible])
-    )
-    base, other = (CORRUPT, CLEAN) if into == "corrupt" else (CLEAN, CORRUPT)
-    ends = hs.record(model, [other, base], (), logits=True).logits.reshape(2, 5, -1)
-    closely(logits[0], ends[0, -1])
-    closely(logits[2], ends[1, -1])
-    # What cannot touch carries nothing, whoever says that it does.
-    assert torch.equal(logits[1], logits[2])
-    assert 0 <= check_restored(model, stepper, runs) < 0.2
-    assert hanging(model.module) == before
-
-
-@pytest.mark.parametrize("family", HANDS)
-def test_any_edges_are_those_of_a_model_written_by_hand(family: str) -> None:
-    module = HANDS[family]()
-    model = hs.load((module, None))
-    stepper, runs = prepared(model)
-    wiring = runs.wiring
-    other = Run(module, CLEAN).written
-    changed = drawn(wiring, 4, 0.5)
-    changed[0] = drawn(wiring, 1, 0.02)
-    logits = rewire(model, stepper, runs, changed)
-    for row, edges in enumerate(changed):
-        named = [
-            (str(wiring.writers[writer]), str(wiring.readers[reader]))
-            for writer, reader in np.argwhere(edges)
-        ]
-        closely(logits[row], Run(module, CORRUPT, other, named).logits[-1])
-
-
 @pytest.mark.parametrize("family", ["llama", "gptj"])
 def test_rows_tell_nothing_of_each_other(
     tiny: Tiny, family: str, monkeypatch: pytest.MonkeyPatch
@@ -106,30 +61,6 @@ def test_rows_tell_nothing_of_each_other(
     closely(rewire(model, stepper, runs, changed, amounts.append), together)
     assert amounts == [2, 2, 1]
     closely(rewire(model, stepper, runs, changed[[3]]), together[[3]])
-
-
-def test_the_answer_may_be_read_before_the_end(tiny: Tiny) -> None:
-    model = tiny("llama")
-    shorter = replace(CONTRAST, clean=CLEAN[:4], corrupt=CORRUPT[:4])
-    found = []
-    for contrast in (shorter, replace(CONTRAST, at=3)):
-        stepper, runs = prepared(model, contrast)
-        found.append(rewire(model, stepper, runs, drawn(runs.wiring, 3, 0.3)))
-    closely(found[0], found[1])
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_it_may_be_called_in_any_mode(tiny: Tiny, mode: Any) -> None:
-    model = tiny("llama")
-    stepper, runs = prepared(model)
-    changed = drawn(runs.wiring, 2, 0.3)
-    outside = rewire(model, stepper, runs, changed)
-    with mode():
-        stepper, runs = prepared(model)
-        inside = rewire(model, stepper, runs, changed)
-        assert not torch.is_grad_enabled()
-    assert torch.is_grad_enabled() and not outside.requires_grad
-    assert torch.equal(inside, outside)
 
 
 def test_blocks_that_do_not_give_the_runs_back_are_refused(tiny: Tiny) -> None:

@@ -216,7 +216,7 @@ def measure_states(
 
 def _states(
     source: object,
-    texts: Texts | None,
+    texts: Texts | Inputs | None,
     sites: SitePatterns,
     targets: Texts | None,
     truncate: bool,
