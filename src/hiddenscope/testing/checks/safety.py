@@ -79,6 +79,10 @@ def check_gradients_are_asked_for(entry: Entry, subject: Subject) -> None:
     with torch.no_grad():
         asked(entry, subject)
         hold(not torch.is_grad_enabled(), "gradients were left switched on")
+    with torch.inference_mode():
+        again = asked(entry, subject)
+        hold(torch.is_inference_mode_enabled(), "inference mode was left")
+    none_of(differences(answered(entry, subject), again), "in inference mode")
     left = [
         name
         for name, weight in subject.module.named_parameters()
