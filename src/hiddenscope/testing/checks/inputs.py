@@ -18,7 +18,7 @@ from hiddenscope.testing.checks.law import (
     only_if,
 )
 from hiddenscope.testing.comparing import differences
-from hiddenscope.testing.entries import Entry, data_of
+from hiddenscope.testing.entries import Entry, data_of, outcome_of
 from hiddenscope.testing.subjects import Subject
 
 # A batch may round otherwise than a text alone.
@@ -178,6 +178,27 @@ def check_the_order_of_texts(entry: Entry, subject: Subject) -> None:
         if set(variable.dims) <= {"site", "layer", "source_site"}
     ]
     none_of(differences(whole[of_all], turned[of_all], tolerance), "all texts reversed")
+
+
+@law()
+def check_a_long_text_is_cut_when_asked(entry: Entry, subject: Subject) -> None:
+    """A text of more tokens than the model takes is refused, and cut where the remedy
+    is followed.
+    """
+    only_if(entry.takes("truncate"), "it cuts no texts")
+    only_if(not subject.encoder_decoder, "its texts have two sides")
+    window = subject.model.text_encoder.window
+    only_if(window, "it takes texts of any length")
+    names = [name for name, kind in entry.kinds.items() if kind in TEXT_KINDS]
+    only_if(names, "it takes no texts")
+    name = names[0]
+    expected = asked(entry, subject, **{name: [[5] * window]})
+    long = {name: [[5] * (window + 1)]}
+    came = outcome_of(lambda: entry.run(subject, **long))
+    hold(came.refused, f"{window + 1} tokens are not refused: {came.error}")
+    hold("truncate=True" in str(came.error), f"another remedy: {came.error}")
+    found = asked(entry, subject, **long, truncate=True)
+    none_of(differences(expected, found, labels=False), "a text that was cut")
 
 
 @law()
