@@ -122,13 +122,10 @@ def _scores(
         of_texts = []
         chances = []
         for pattern in patterns:
-            visible = (pattern > 0).any((0, 1))
-            seen = visible[places, related]
-            on = pattern[:, :, places[seen], related[seen]]
-            even = (1 / visible.sum(-1))[places[seen]]
-            of_texts.append(on.mean(-1) if seen.any() else on.sum(-1) * np.nan)
-            chance = even.mean() if seen.any() else np.nan
-            chances.append(np.full(pattern.shape[:2], chance))
+            # A sliding window hides from one layer what another sees.
+            layers = [_on_related(layer, places, related) for layer in pattern]
+            of_texts.append([on for on, _ in layers])
+            chances.append([chance for _, chance in layers])
         first, second = of_texts[: drawn.draws], of_texts[drawn.draws :]
         if relation == "induction":
             scores.append(np.mean(second, 0))
@@ -137,3 +134,17 @@ def _scores(
             scores.append(np.mean(first, 0))
             nulls.append(np.mean(chances[: drawn.draws], 0))
     return {"score": np.stack(scores), "null": np.stack(nulls)}
+
+
+def _on_related(
+    weights: np.ndarray, places: np.ndarray, related: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean weight of each head on related tokens, and that by chance."""
+    visible = (weights > 0).any(0)
+    seen = visible[places, related]
+    heads = len(weights)
+    if not seen.any():
+        return np.full(heads, np.nan), np.full(heads, np.nan)
+    on = weights[:, places[seen], related[seen]].mean(-1)
+    even = (1 / visible.sum(-1))[places[seen]]
+    return on, np.full(heads, even.mean())

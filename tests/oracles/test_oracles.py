@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import hiddenscope as hs
-from hiddenscope.testing import tiny_tokenizer
+from hiddenscope.testing import SUBJECTS, tiny_tokenizer
 from tests.configurations import configured
 from tests.oracles import disagreements
 from tests.planted import exchanges
@@ -35,10 +35,10 @@ def subject(family: str) -> hs.Model:
     return tiny(family)
 
 
-def check(word: str, family: str, *args: Any, **options: Any) -> None:
+def check(word: str, family: str | hs.Model, *args: Any, **options: Any) -> None:
     """Ask a question of a family, and compare the result with its oracle."""
     function: Callable[..., hs.Result] = getattr(hs, word)
-    model = subject(family)
+    model = subject(family) if isinstance(family, str) else family
     asked = inspect.signature(function).bind(model, *args, **options)
     asked.apply_defaults()
     result = function(model, *args, **options)
@@ -59,7 +59,7 @@ def shifted(model: hs.Model) -> tuple[Any, None]:
 WIRED = ("phi", "granite", "gemma3_text", "cohere", "mpt", "olmo2")
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "bert", "t5"])
+@pytest.mark.parametrize("family", [*FAMILIES, "cohere", "bert", "t5"])
 def test_a_lens_reads_what_a_pass_that_ends_with_the_state_gives(family: str) -> None:
     check("lens", family, TEXT, target=20)
 
@@ -67,6 +67,13 @@ def test_a_lens_reads_what_a_pass_that_ends_with_the_state_gives(family: str) ->
 def test_a_lens_of_parts_and_of_several_texts_is_that_of_passes() -> None:
     check("lens", "granite", TEXT, sites="*.attn.head.*,*.mlp", target=20)
     check("lens", "llama", [TEXT, OTHER], target="next", sites="*")
+
+
+@pytest.mark.parametrize(
+    "sites", ["layer.0-1", "layer.1-2", "layer.2,final", "layer.1,final", "final"]
+)
+def test_a_lens_of_some_layers_says_what_is_known_of_the_others(sites: str) -> None:
+    check("lens", "gpt2", TEXT, sites=sites)
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "t5"])
@@ -96,13 +103,30 @@ def test_contributions_are_what_the_head_makes_of_each_part(family: str) -> None
     check("contributions", family, [5, 6, 7], 11, 12, neurons=3)
 
 
+@pytest.mark.parametrize("answers", [([11, 12], None), ([11, 12, 30], [11, 20])])
+def test_each_token_of_an_answer_follows_those_before_it(answers: Any) -> None:
+    check("contributions", "llama", [5, 6, 7], *answers)
+
+
 @pytest.mark.parametrize("family", [*FAMILIES, "olmo2", "t5"])
 def test_attention_is_what_an_eager_copy_reports(family: str) -> None:
     check("attention", family, [5, 6, 7, 8, 9], draws=0)
 
 
-def test_scores_of_heads_are_means_over_the_random_texts() -> None:
-    check("attention", "llama", [5, 6, 7, 8, 9], draws=6)
+@pytest.mark.parametrize("sites", ["decoder.*.attn", "decoder.*.cross"])
+def test_every_attention_of_two_stacks_is_what_an_eager_copy_reports(
+    sites: str,
+) -> None:
+    inputs = subject("t5").encode([[5, 6, 7, 8, 9]], targets=[[3, 9, 4]])
+    check("attention", "t5", inputs, sites, draws=0)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+def test_scores_of_heads_are_means_over_the_random_texts(family: str) -> None:
+    check("attention", family, [5, 6, 7, 8, 9], draws=6)
+    # Without a tokenizer they begin with no special token.
+    bare = hs.load((subject(family).module, None))
+    check("attention", bare, [5, 6, 7, 8, 9], draws=6)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -111,13 +135,39 @@ def test_steering_is_a_pass_for_each_text_site_and_strength(family: str) -> None
         subject(family), [[5, 6]], [[7, 8]], sites="layer.1-2"
     )
     options = {"answers": [3, 4], "quality": [[9, 8, 7, 6]], "new_tokens": 0}
-    check("steer", family, [[5, 6, 7]], direction, strengths=[-1, 0, 2], **options)
+    # An even number of tokens: their median norm lies between two.
+    check("steer", family, [[5, 6, 7, 8]], direction, strengths=[-1, 0, 2], **options)
 
 
 def test_ablating_a_direction_is_a_pass_for_each_text_and_site() -> None:
     direction = hs.Direction.of(np.ones(64), sites="layer.*", spare_first=True)
     options = {"answers": [3, 4], "quality": [[9, 8, 7, 6], [4, 6, 8]]}
     check("steer", "t5", IDS, direction, strengths="ablate", new_tokens=0, **options)
+
+
+@pytest.mark.parametrize("strengths", [[0.7, 2], "ablate"], ids=str)
+@pytest.mark.parametrize("sites", ["layer.1,layer.2.attn,layer.2.mid,final", "layer.2"])
+def test_steering_inside_blocks_and_upwards_is_a_pass_for_each(
+    sites: str, strengths: Any
+) -> None:
+    upwards = sites == "layer.2"
+    direction = hs.Direction.of(np.linspace(-1, 1, 64), sites=sites, upwards=upwards)
+    options = {"answers": [3, 4], "quality": [[9, 8, 7, 6]], "new_tokens": 0}
+    check("steer", "gpt2", [[5, 6, 7]], direction, strengths=strengths, **options)
+
+
+@pytest.mark.parametrize("site", ["encoder.layer.2", "decoder.layer.1"])
+def test_steering_either_stack_is_a_pass_for_each(site: str) -> None:
+    direction = hs.Direction.of(np.linspace(-1, 1, 64), sites=site)
+    options = {"answers": [3, 4], "quality": [[9, 8, 7, 6], [4, 6, 8]]}
+    check("steer", "t5", IDS, direction, strengths=[2], new_tokens=0, **options)
+
+
+def test_a_masked_model_is_asked_at_its_mask_and_judged_by_masking() -> None:
+    prompts = ["The <unk> sat on the mat", "A dog and a <unk>"]
+    direction = hs.Direction.of(np.linspace(-1, 1, 64), sites="layer.2")
+    options = {"answers": [3, 4], "quality": [TEXT, OTHER], "new_tokens": 0}
+    check("steer", SUBJECTS["bert"].model, prompts, direction, **options)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -137,15 +187,36 @@ def test_influence_is_a_gradient_for_each_pair_of_states(family: str) -> None:
     check("visibility", family, [[5, 6, 7, 8, 9]])
 
 
+def test_influence_of_parts_is_a_gradient_for_each_pair_of_states() -> None:
+    sites = "layer.*,*.mlp,layer.1.mid,layer.2.attn,final"
+    check("visibility", "llama", [[5, 6, 7]], sites=sites)
+
+
 def test_influence_of_two_stacks_is_a_gradient_for_each_pair_of_states() -> None:
     model = subject("t5")
-    check("visibility", "t5", model.encode("The cat", targets="on the mat"))
+    inputs = model.encode("The cat", targets="on the mat")
+    check("visibility", "t5", inputs)
+    parts = "decoder.layer.2,decoder.layer.2.cross,*.mlp,encoder.layer.1.attn"
+    check("visibility", "t5", inputs, sites=parts)
 
 
-@pytest.mark.parametrize("influence", ["relative", "logit"])
-def test_every_influence_is_made_of_gradients(influence: str) -> None:
-    sites = "layer.0,layer.3"
-    check("visibility", "llama", [[5, 6, 7]], influence=influence, sites=sites)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"influence": "frobenius"},
+        {"influence": "relative"},
+        {"influence": "logit"},
+        {"influence": "logit", "target": 6},
+    ],
+    ids=str,
+)
+def test_every_influence_is_made_of_gradients(options: dict[str, Any]) -> None:
+    check("visibility", "llama", [[5, 6, 7]], sites="layer.0,layer.3", **options)
+
+
+def test_influence_by_position_is_the_mean_of_gradients() -> None:
+    texts, by_position = [[5, 6, 7, 8], [5, 9, 10]], hs.Sampling(align="position")
+    check("visibility", "llama", texts, sites="layer.*", sampling=by_position)
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "mamba"])

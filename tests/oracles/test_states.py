@@ -82,6 +82,10 @@ def test_compare(family: str) -> None:
     check("compare", tiny(family), {"a": TEXT, "b": OTHER})
 
 
+def test_compare_of_lists_is_pair_by_pair() -> None:
+    check("compare", tiny("llama"), {"a": [TEXT, OTHER], "b": [OTHER, "The mat."]})
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_compare_of_two_models(family: str) -> None:
     check("compare", tiny(family), {"a": TEXT, "other": tiny(family, 1)})
@@ -126,6 +130,10 @@ def test_cluster_of_an_array() -> None:
 )
 def test_embed(family: str, pool: str | int | None) -> None:
     check("embed", tiny(family), {"texts": TEXTS, "pool": pool})
+
+
+def test_embed_of_a_site() -> None:
+    check("embed", tiny("bert"), {"texts": TEXTS, "pool": "max", "site": "layer.1"})
 
 
 @pytest.mark.parametrize("adjust", ["centre", "whiten"])
