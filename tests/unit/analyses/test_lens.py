@@ -590,6 +590,10 @@ def test_the_command_reads_and_fits(
     done = run.invoke(app, ["lens", *TEXTS[:3], "--fit", "tuned", "--out", path])
     assert done.exit_code == 0, done.output
     assert hs.Lens.load(path).kind == "tuned"
+    words = ["lens", "The cat\x1b[31m", "--lens", path, "--target", "next"]
+    done = run.invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert "tuned" in done.output and "\x1b" not in done.output
     done = run.invoke(app, ["lens", ONE, "--fit", "tuned"])
     assert done.exit_code == 2
 
