@@ -19,14 +19,16 @@ def steer(
 ) -> dict[str, np.ndarray]:
     """Return every number but the ends of intervals."""
     direction = asked["direction"]
-    if direction.upwards:
-        raise NoTable("no oracle of directions that are added upwards")
     data = result.data
     plain = Plain(model.module)
     prompts = texts_of(model, asked["prompts"])
     quality = _quality_reads(model, asked.get("quality"))
     vectors = {}
-    for site in data["site"].values.tolist():
+    steered = data["site"].values.tolist()
+    layers = [f"layer.{layer}" for layer in range(plain.depth + 1)]
+    if direction.upwards and not set(steered) <= set(layers):
+        raise NoTable("no oracle of parts that are changed upwards")
+    for site in layers if direction.upwards else steered:
         state = plain.run(prompts[0], [site])[1][site]
         vectors[site] = direction.vector_at(hs.Site.parse(site), state.shape[-1])
         if direction.spare_first:
@@ -54,13 +56,20 @@ def steer(
     after = np.zeros((*shape, *before.shape))
     perplexity = np.zeros(shape)
     sizes = []
-    for number, (site, vector) in enumerate(vectors.items()):
+    for number, site in enumerate(steered):
+        vector = vectors[site]
+        changed = [site]
+        if direction.upwards:
+            changed = layers[layers.index(site) :]
         states = [plain.run(row, [site])[1][site][0] for row in prompts]
         norms = torch.cat(states).norm(dim=-1).numpy()
         sizes.append(float(vector.double().norm()) / np.median(norms))
         for column, strength in enumerate(data["strength"].values.tolist()):
-            change = _change(asked.get("strengths"), vector.double(), strength)
-            after[number, column], perplexity[number, column] = measure({site: change})
+            changes = {}
+            for at in changed:
+                along = vectors[at].double()
+                changes[at] = _change(asked.get("strengths"), along, strength)
+            after[number, column], perplexity[number, column] = measure(changes)
     return {
         "probability": np.exp(after),
         "log_odds": after - np.log(-np.expm1(after)),

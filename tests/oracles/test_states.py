@@ -13,7 +13,7 @@ from tests.oracles import disagreements
 from tests.registry import CLASSES, OTHER, TEXT, TEXTS, points, tiny
 
 # `tests/checks` asks the smallest questions of every subject; these ask others.
-slow = pytest.mark.slow
+pytestmark = pytest.mark.slow
 FAMILIES = ("llama", "gpt2", "gemma3_text", "bert", "t5", "granite")
 
 
@@ -24,13 +24,11 @@ def check(word: str, model: Any, asked: Mapping[str, Any]) -> Any:
     return result
 
 
-@slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_profile(family: str) -> None:
     check("profile", tiny(family), {"texts": [TEXT, OTHER]})
 
 
-@slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_profile_of_neurons(family: str) -> None:
     texts = [f"{TEXT} {OTHER} {number}" for number in range(4)]
@@ -38,32 +36,31 @@ def test_profile_of_neurons(family: str) -> None:
     check("profile", tiny(family), {"texts": texts, "sites": sites})
 
 
-@slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_compare(family: str) -> None:
     check("compare", tiny(family), {"a": TEXT, "b": OTHER})
 
 
-@slow
+def test_compare_of_lists_is_pair_by_pair() -> None:
+    check("compare", tiny("llama"), {"a": [TEXT, OTHER], "b": [OTHER, "The mat."]})
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_compare_of_two_models(family: str) -> None:
     check("compare", tiny(family), {"a": TEXT, "other": tiny(family, 1)})
 
 
-@slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_project(family: str) -> None:
     check("project", tiny(family), {"data": CLASSES, "method": "pca"})
 
 
-@slow
 def test_project_of_two_models_and_datasets() -> None:
     data = {"a": CLASSES, "b": CLASSES}
     models = [tiny("llama"), tiny("gpt2")]
     check("project", models, {"data": data, "method": "pca"})
 
 
-@slow
 @pytest.mark.parametrize(
     ("family", "nearness"), [*zip(FAMILIES, ("cosine", "dot", "l2") * 2, strict=True)]
 )
@@ -73,23 +70,19 @@ def test_search(family: str, nearness: str) -> None:
     check("search", tiny(family), asked)
 
 
-@slow
 def test_search_of_an_array() -> None:
     check("search", points(), {"query": [0.0, 2.0, 1.0], "k": 2})
 
 
-@slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_cluster(family: str) -> None:
     check("cluster", tiny(family), {"texts": CLASSES[0]})
 
 
-@slow
 def test_cluster_of_an_array() -> None:
     check("cluster", points(), {})
 
 
-@slow
 @pytest.mark.parametrize(
     ("family", "pool"),
     [*zip(FAMILIES, (None, "mean:all", "max", "last", "first", 1), strict=True)],
@@ -98,7 +91,10 @@ def test_embed(family: str, pool: str | int | None) -> None:
     check("embed", tiny(family), {"texts": TEXTS, "pool": pool})
 
 
-@slow
+def test_embed_of_a_site() -> None:
+    check("embed", tiny("bert"), {"texts": TEXTS, "pool": "max", "site": "layer.1"})
+
+
 @pytest.mark.parametrize("adjust", ["centre", "whiten"])
 def test_adjusted_vectors(adjust: str) -> None:
     texts = [[5 + k % 90, 6 + k // 90, 7 + k % 7] for k in range(150)]
@@ -106,13 +102,11 @@ def test_adjusted_vectors(adjust: str) -> None:
     check("embed", tiny("llama"), asked)
 
 
-@slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_probe(family: str) -> None:
     check("probe", tiny(family), {"data": CLASSES, "sites": "layer.2"})
 
 
-@slow
 def test_probe_of_several_classes() -> None:
     texts, _ = CLASSES
     check(
@@ -122,7 +116,6 @@ def test_probe_of_several_classes() -> None:
     )
 
 
-@slow
 def test_probe_of_numbers() -> None:
     texts, _ = CLASSES
     numbers = [float(k % 7) for k in range(24)]
@@ -130,7 +123,6 @@ def test_probe_of_numbers() -> None:
     check("probe", tiny("gpt2"), asked)
 
 
-@slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_examples_of_a_neuron(family: str) -> None:
     stack = "encoder." if family == "t5" else ""
@@ -138,7 +130,6 @@ def test_examples_of_a_neuron(family: str) -> None:
     check("examples", tiny(family), asked)
 
 
-@slow
 @pytest.mark.parametrize("gate", ["linear", "relu", "topk"])
 def test_examples_of_a_dictionary(gate: str) -> None:
     made = hs.Dictionary.of(np.random.default_rng(0).normal(size=(9, 64)), "layer.2")
@@ -147,20 +138,17 @@ def test_examples_of_a_dictionary(gate: str) -> None:
     check("examples", tiny("llama"), asked)
 
 
-@slow
 def test_examples_of_a_direction_with_copies() -> None:
     direction = hs.Direction.of(np.ones(64), sites="layer.1")
     asked = {"directions": direction, "texts": [TEXT, TEXT, OTHER], "threshold": 0.1}
     check("examples", tiny("gpt2"), asked)
 
 
-@slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_anatomy(family: str) -> None:
     check("anatomy", tiny(family), {})
 
 
-@slow
 @pytest.mark.parametrize(
     ("family", "pool"), [*zip(FAMILIES, (None, "mean", "last") * 2, strict=True)]
 )
@@ -170,21 +158,18 @@ def test_extract(family: str, pool: str | None, tmp_path: Path) -> None:
     check("extract", tiny(family), asked)
 
 
-@slow
 @pytest.mark.parametrize("analysis", ["profile", "compare"])
 def test_series(analysis: str) -> None:
     models = [tiny("llama"), tiny("llama", 1), tiny("bert")]
     check("series", models, {"analysis": analysis, "data": [TEXT, OTHER]})
 
 
-@slow
 def test_series_against_the_previous_member() -> None:
     models = [tiny("gpt2"), tiny("gpt2", 1), tiny("gpt2", 2)]
     asked = {"analysis": "compare", "data": [TEXT, OTHER], "against": "previous"}
     check("series", models, asked)
 
 
-@slow
 @pytest.mark.parametrize(
     ("analysis", "options"),
     [("probe", {"sites": "layer.2"}), ("project", {"method": "pca"})],
@@ -194,7 +179,6 @@ def test_series_of_labelled_texts(analysis: str, options: dict[str, Any]) -> Non
     check("series", models, {"analysis": analysis, "data": CLASSES, "options": options})
 
 
-@slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_features(family: str) -> None:
     stack = "encoder." if family == "t5" else ""
@@ -206,7 +190,6 @@ def test_features(family: str) -> None:
             assert min(score["value"] for score in comparison["scores"]) >= 0
 
 
-@slow
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 @pytest.mark.parametrize("dictionary", ["pca", "neurons"])
 def test_features_of_an_mlp(family: str, dictionary: str) -> None:
@@ -215,7 +198,6 @@ def test_features_of_an_mlp(family: str, dictionary: str) -> None:
     check("features", tiny(family), asked)
 
 
-@slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_features_of_labelled_texts(family: str) -> None:
     stack = "encoder." if family == "t5" else ""

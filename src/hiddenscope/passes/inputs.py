@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from hiddenscope.arguments import checked, shown
 from hiddenscope.discovery import Anatomy, arguments
 from hiddenscope.errors import TextError
+from hiddenscope.modules import autograd
 from hiddenscope.modules.trials import Trials
 from hiddenscope.states import Source
 
@@ -204,12 +205,14 @@ class Inputs:
         """Return all texts as one padded batch on the model's device."""
         pad, device = model.pad, model.device
         targets = None
-        if model.encoder_decoder:
-            # Without targets the decoder gets one token per text, which a pass over the
-            # encoder alone never reaches.
-            texts = self.targets or Inputs(((pad,),) * len(self))
-            targets = PaddedBatch.of(texts, pad, device)
-        return PaddedBatch.of(self, pad, device, targets)
+        # A gradient needs ids that were not made in the user's inference mode.
+        with autograd.restored(inference=False):
+            if model.encoder_decoder:
+                # Without targets the decoder gets one token per text, which a pass over
+                # the encoder alone never reaches.
+                texts = self.targets or Inputs(((pad,),) * len(self))
+                targets = PaddedBatch.of(texts, pad, device)
+            return PaddedBatch.of(self, pad, device, targets)
 
 
 def compose(

@@ -23,11 +23,6 @@ CONFIGS = TESTS / "conformance" / "tiny_configs.json.gz"
 TOKENS, TARGETS = 40, 13
 FAMILIES = ["Llama", "Mistral", "Bloom", "Gemma2", "Gemma3", "DeepseekV3", "GptOss"]
 MORE = ["Qwen3", "Falcon", "GPTJ", "Mixtral"]
-REPORTED = {
-    "encoder.*.attn": "encoder_attentions",
-    "decoder.*.attn": "decoder_attentions",
-    "decoder.*.cross": "cross_attentions",
-}
 
 
 @cache
@@ -109,34 +104,6 @@ def test_weights_are_those_of_eager_attention(name: str, kernel: str | None) -> 
         assert result.facts["rows_sum_to"] == 1
 
 
-@pytest.mark.parametrize("name", ["T5", "Bart"])
-def test_an_encoder_decoder_has_three_attentions(name: str) -> None:
-    name += "ForConditionalGeneration"
-    ids, targets = random_ids(TOKENS), random_ids(TARGETS, seed=1)
-    model = loaded(name)
-    inputs = model.encode([ids], targets=[targets])
-    output = reported(eager(name), ids, targets)
-    for sites, attentions in REPORTED.items():
-        result = hs.attention(model, inputs, sites, draws=0)
-        expected = stacked(getattr(output, attentions))
-        found = result.data["pattern"].values
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5, err_msg=sites)
-        assert ("previous" in result.data) == (not sites.endswith("cross"))
-    with pytest.raises(SiteError, match=r"one of 'decoder\.\*\.attn', 'encoder\.\*\.a"):
-        hs.attention(model, inputs, "*.attn")
-
-
-def test_bfloat16_weights_are_near_those_of_float32_operands() -> None:
-    name = "Gemma3ForCausalLM"
-    module = built(name).to(torch.bfloat16)
-    ids = random_ids(TOKENS)
-    result = hs.attention((module, None), [ids], draws=0)
-    in_eager = built(name, "eager").to(torch.bfloat16)
-    expected = stacked(reported(in_eager, ids).attentions)
-    assert np.abs(result.data["pattern"].values - expected).max() < 0.05
-    np.testing.assert_allclose(result.data["pattern"].sum("key"), 1, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("mask", "key_heads"), [("none", 4), ("bool", 2), ("float", 1), ("causal", 2)]
 )
@@ -200,26 +167,6 @@ def test_some_heads_rows_and_layers_are_those_of_the_whole(
     assert max(sizes) <= 10_000
 
 
-@pytest.mark.parametrize("name", ["MistralForCausalLM", "BloomForCausalLM", "granite"])
-def test_write_norms_are_those_of_the_head_sites(name: str) -> None:
-    """A token that reads only itself writes its own value through every head."""
-    # Granite multiplies what is written.
-    model = loaded(name) if "For" in name else hs.load((tiny_model(name), None))
-    ids = random_ids(9)
-    data = hs.attention(model, [ids], draws=0).data
-    # The first token of a decoder reads itself alone.
-    states = model.capture([ids], "*.attn.head.*")
-    for layer in (1, 2):
-        for head in (0, 3):
-            written = states[f"layer.{layer}.attn.head.{head}"][0]
-            norm = data["write_norm"].sel(layer=layer, head=head)[0]
-            assert float(norm) == pytest.approx(float(written.norm()), rel=1e-4)
-    weighted = data["pattern"] * data["write_norm"]
-    np.testing.assert_allclose(
-        data["weighted"].values, weighted.transpose(*data["weighted"].dims).values
-    )
-
-
 def test_write_norms_of_a_projection_with_a_foreign_hook_and_a_norm_after_it() -> None:
     """The code of the projection is run in place of its weight; a norm after it changes
     no ratio within a row.
@@ -232,11 +179,6 @@ def test_write_norms_of_a_projection_with_a_foreign_hook_and_a_norm_after_it() -
     result = hs.attention(loaded(name), ids, layers=2, draws=0)
     by_weight = result.data["write_norm"].values
     np.testing.assert_allclose(by_code.values, by_weight, rtol=1e-4)
-    states = loaded(name).capture(ids, "layer.2.attn.head.*")
-    # The first token reads itself alone.
-    written = [float(states[f"layer.2.attn.head.{k}"][0].norm()) for k in range(4)]
-    norms = by_weight[0, :, 0]
-    np.testing.assert_allclose(norms / norms[0], np.array(written) / written[0], 1e-3)
     assert "norm comes after attention" in result.facts["notes"][0]
 
 
@@ -247,9 +189,12 @@ def test_operands_that_are_written_to_before_they_are_read_are_refused() -> None
     overwrite = attention.v_proj.register_forward_hook(
         lambda part, inputs, output: setattr(part, "kept", output)
     )
-    spoil = module.model.layers[0].mlp.register_forward_hook(
-        lambda *arguments: attention.v_proj.kept.zero_()
-    )
+
+    def zero(*arguments: Any) -> None:
+        """Write over the operand; what a hook returns would stand for the output."""
+        attention.v_proj.kept.zero_()
+
+    spoil = module.model.layers[0].mlp.register_forward_hook(zero)
     with pytest.raises(PassError, match=r"layer\.1\.attn: weights times values differ"):
         hs.attention(model, [random_ids(TOKENS)], draws=0)
     overwrite.remove()
@@ -285,11 +230,9 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"layers": 9}, SiteError, "its 3 blocks make layer 1 to layer 3"),
     ({"layers": 0}, SiteError, "No attention in layer 0"),
     ({"layers": "layer.2"}, SiteError, r"Choose 'layer\.2\.attn'"),
-    ({"layers": []}, SiteError, "the list is empty"),
     ({"heads": 4}, SiteError, "4 heads there, counted from 0. Choose 0 to 3"),
     ({"heads": -1}, SiteError, "Choose 0 to 3"),
     ({"queries": 5}, TextError, "the text has 3 tokens. Choose 0 to 2"),
-    ({"queries": "last"}, TextError, "it names no number"),
     ({"draws": 3}, TextError, "or draws=0 for no test"),
 ]
 
@@ -332,44 +275,6 @@ def test_an_encoder_is_tested_without_induction() -> None:
     assert "induction" not in result.summary().partition("Induction was not")[0]
     texts = draw_texts(model, None, 6, 0, causal=False)
     assert texts is not None and texts.inputs.ids[0][-1] == 5 and len(texts.inputs) == 6
-
-
-def test_scores_are_what_a_loop_over_eager_weights_gives() -> None:
-    """Sliding windows of 16 tokens hide the first token from later ones."""
-    draws, seed, family = 6, 3, "Gemma3ForCausalLM"
-    model = loaded(family)
-    data = hs.attention(model, [[5, 6, 7]], draws=draws, seed=seed).data
-    texts = draw_texts(model, None, draws, seed, causal=True)
-    assert texts is not None and texts.start == 0 and texts.run == 24
-    for ids in texts.inputs.ids[draws:]:
-        assert ids[:24] == ids[24:] and len(set(ids)) == 24
-    weights = []
-    for ids in texts.inputs.ids:
-        weights.append(stacked(reported(eager(family), list(ids)).attentions))
-    # [layer, head, query, key].
-    plain, repeated = (np.mean(part, 0) for part in (weights[:draws], weights[draws:]))
-    sources = {
-        "previous": [(query, query - 1) for query in range(1, 48)],
-        "first": [(query, 0) for query in range(1, 48)],
-        "same": [(query, query) for query in range(1, 48)],
-        "induction": [(query, query - 23) for query in range(24, 48)],
-    }
-    for layer, window in enumerate((16, 16, 48)):
-        for name, pairs in sources.items():
-            cells = data.sel(relation=name).isel(layer=layer)
-            visible = [pair for pair in pairs if pair[0] - pair[1] < window]
-            if not visible:
-                assert np.isnan(cells["score"]).all() and np.isnan(cells["p"]).all()
-                continue
-            query, key = np.transpose(visible)
-            seen = repeated if name == "induction" else plain
-            score = seen[layer][:, query, key].mean(-1)
-            # By chance: what is seen is evenly looked at, or texts are not repeated.
-            null = np.mean(1 / np.minimum(window, query + 1))
-            if name == "induction":
-                null = plain[layer][:, query, key].mean(-1)
-            np.testing.assert_allclose(cells["score"], score, rtol=1e-6)
-            np.testing.assert_allclose(cells["null"], null * np.ones(4), rtol=1e-6)
 
 
 def test_a_planted_head_is_found_and_no_other_is_said_to_be_like_it() -> None:

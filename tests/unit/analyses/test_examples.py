@@ -84,33 +84,6 @@ def expected(states: States, units: hs.Dictionary) -> tuple[Tensor, np.ndarray]:
     return units.activations(states["layer.1"][counted]), counted
 
 
-def test_the_strongest_are_those_of_a_full_sort() -> None:
-    states = drawn()
-    units = hs.Dictionary.of(torch.randn(5, WIDTH), "layer.1")
-    data = hs.examples(states, units, k=7).data
-    activations, counted = expected(states, units)
-    values, order = activations.sort(0, descending=True)
-    assert data["number"].values[:, :7].tolist() == counted[order[:7].T].tolist()
-    np.testing.assert_allclose(
-        data["activation"].values[:, :7], values[:7].T, rtol=1e-5
-    )
-    shares = (activations > 0).double().mean(0)
-    assert data["share"].values.tolist() == shares.tolist()
-
-
-def test_only_active_tokens_are_examples_of_a_sparse_feature() -> None:
-    states = drawn(texts=4)
-    result = hs.examples(states, dictionary(gate="topk", k=1), k=30)
-    activations, counted = expected(states, dictionary(gate="topk", k=1))
-    active = (activations > 0).sum(0)
-    found = (result.data["number"].values[:, :30] >= 0).sum(1)
-    assert found.tolist() == active.clamp(max=30).tolist()
-    assert (
-        result.data["share"].values.tolist()
-        == (active.double() / len(counted)).tolist()
-    )
-
-
 @pytest.mark.parametrize("sizes", [(1,), (7, 50), (1000,)])
 def test_how_the_corpus_is_cut_changes_nothing(
     sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
@@ -151,47 +124,6 @@ def test_a_shuffled_corpus_has_the_same_strongest_tokens() -> None:
     assert rows[second].tolist() == first.tolist()
 
 
-def test_examples_come_from_every_quarter_of_the_activations() -> None:
-    states = drawn()
-    units = dictionary()
-    data = hs.examples(states, units, k=2).data
-    activations, _ = expected(states, units)
-    for direction in range(len(units)):
-        column = activations[:, direction]
-        active = np.sort(column[column > 0].numpy())
-        parts = np.array_split(active, 4)
-        for quarter, part in enumerate(parts):
-            here = data.isel(
-                direction=direction,
-                example=data["kind"] == f"{25 * quarter}–{25 * quarter + 25}%",
-            )
-            values = here["activation"].values
-            assert len(values) == 3 and np.isfinite(values).all()
-            assert (values >= part[0] - 1e-5).all() and (
-                values <= part[-1] + 1e-5
-            ).all()
-    random = data["number"].values[:, data["kind"] == "random"]
-    assert (random == random[0]).all() and len(set(random[0].tolist())) == 5
-
-
-def test_the_heat_is_the_activation_of_every_token_around() -> None:
-    states = drawn(texts=3, length=5)
-    units = dictionary(3, "linear")
-    data = hs.examples(states, units, k=1).data
-    activations = units.activations(states["layer.1"])
-    for direction in range(3):
-        row = int(data["number"][direction, 0])
-        start = row - row % 5
-        heat = data["heat"].values[direction, 0]
-        around = heat[np.isfinite(heat)]
-        # The first token is shown, without a colour.
-        np.testing.assert_allclose(
-            around, activations[start + 1 : start + 5, direction], rtol=1e-5
-        )
-        words = [word for word in data["window"].values[direction, 0] if word]
-        assert words == list(states.tokens.strings[start : start + 5])
-
-
 def test_a_stream_keeps_little_and_the_first_of_equals() -> None:
     activity = Activity(1, 2, np.array([1]), lowest=0.0)
     for value in (1.0, 2.0, 2.0, 2.0, 0.0):
@@ -205,26 +137,7 @@ def test_a_stream_keeps_little_and_the_first_of_equals() -> None:
     assert many.active.tolist() == [1000], "a byte counts to 255"
 
 
-def planted(seed: int, share: float, texts: int = 60) -> States:
-    """States in which one kind of token points along the first axis."""
-    states = drawn(seed, texts)
-    values = states.values.clone()
-    generator = torch.Generator().manual_seed(seed)
-    chosen = torch.from_numpy(states.tokens.ids == 4)
-    chosen &= torch.rand(len(chosen), generator=generator) < share
-    values[0, chosen, 0] += 6
-    return States(states.sites, values, states.tokens, states.source)
-
-
 AXIS = hs.Direction.of(np.eye(WIDTH)[0], sites="layer.1")
-
-
-def test_a_planted_kind_of_token_is_preferred() -> None:
-    result = hs.examples(planted(0, 0.5), AXIS)
-    (record,) = result.facts["listed"]
-    (kind,) = record["prefers"]
-    assert (kind["id"], kind["token"]) == (4, "t4") and kind["low"] > 0
-    assert "It prefers “t4”" in result.summary()
 
 
 def test_noise_prefers_nothing_more_often_than_its_level() -> None:
@@ -368,7 +281,6 @@ def pooled() -> Any:
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        (lambda: hs.examples(drawn(), AXIS, k=0), "k must be an integer >= 1"),
         (lambda: hs.examples(spoiled(), AXIS), "at layer.1, text 0, position 5"),
         (lambda: hs.examples(firsts(), AXIS), "No tokens to look at"),
         (lambda: hs.examples(pooled(), AXIS), "stands for a whole text"),

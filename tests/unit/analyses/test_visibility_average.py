@@ -21,8 +21,7 @@ from hiddenscope.analyses.visibility.decay import (
 from hiddenscope.analyses.visibility.sampling import DistanceWindow, draw_targets
 from hiddenscope.modules.module_copy import private_copy, to_random
 from hiddenscope.passes.jacobian import tape
-from hiddenscope.results import findings_of, views_of
-from hiddenscope.results.pictures import Lines
+from hiddenscope.results import findings_of
 from hiddenscope.testing import tiny_model
 from labs.calibrate.visibility import PlantedLaw, Texts, depth_trial, texts_trial
 
@@ -191,28 +190,6 @@ def test_intervals_hold_planted_truths(monkeypatch: pytest.MonkeyPatch) -> None:
     assert np.mean(held) >= least
 
 
-def test_texts_of_a_group_are_kept_together_and_copies_are_one_group(
-    tiny: Tiny,
-) -> None:
-    """Copies of a text make no interval narrower."""
-    model, texts = tiny("gpt2"), random_texts(8)
-    once = hs.visibility(model, texts, sampling=ALL)
-    twice = hs.visibility(model, texts * 2, sampling=ALL)
-    assert twice.facts["aligned"]["groups"] == 8
-    for name in ("decay_below", "decay_below_low", "decay_below_high"):
-        np.testing.assert_allclose(twice.data[name], once.data[name], rtol=1e-5)
-    words = [f"the cats sat on the mat and the dog number {k} ran" for k in range(6)]
-    rows = [{"text": text, "topic": k // 2} for k, text in enumerate(words)]
-    result = hs.visibility(model, hs.read(rows, text="text", group="topic"))
-    assert result.facts["aligned"]["groups"] == 3
-    assert "3 groups" in result.summary()
-    # Three groups have no intervals, and nothing is found in them.
-    assert "they need eight groups" in result.summary()
-    assert np.isnan(result.data["decay_below_low"]).all()
-    for name in ("own_column", "own_below", "own_first", "locality"):
-        assert result.facts["aligned"][name]["verdict"] == "undecided"
-
-
 def test_texts_are_dealt_to_a_few_batches_however_many_they_are(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,25 +245,6 @@ def test_random_weights_are_run_in_the_places_of_the_model(tiny: Tiny) -> None:
     for place, site in enumerate((*sites[:-2], sites[-1])):
         assert torch.equal(of_copy[place][0], of_found.values(site))
         assert not torch.equal(of_found.values(site), of_model.values(site))
-
-
-@pytest.mark.parametrize(("family", "pictures"), [("llama", 6), ("bert", 5)])
-def test_the_pictures_show_every_average_with_its_interval(
-    tiny: Tiny, family: str, pictures: int
-) -> None:
-    """A model of four sites counts a single depth, and has no decay by depth."""
-    result = hs.visibility(tiny(family), random_texts(8))
-    views = views_of(result)
-    assert len({view.title for view in views}) == pictures
-    for view in views:
-        assert isinstance(view, Lines)
-        for series in view.series:
-            assert series.low is not None and series.high is not None
-            known = np.isfinite(series.low)
-            assert known.any()
-            middle = series.y[known]
-            assert (series.low[known] <= middle).all()
-            assert (middle <= series.high[known]).all()
 
 
 def test_a_frobenius_norm_can_be_averaged_too(tiny: Tiny) -> None:

@@ -21,7 +21,7 @@ from hiddenscope.testing.checks.law import (
     ours,
 )
 from hiddenscope.testing.comparing import differences
-from hiddenscope.testing.entries import Entry, data_of
+from hiddenscope.testing.entries import Entry, data_of, outcome_of
 from hiddenscope.testing.subjects import Subject
 
 TEXT_KINDS = ("text", "texts")
@@ -265,6 +265,27 @@ def check_a_copy_is_no_further_row(entry: Entry, subject: Subject) -> None:
         counted = found.facts["copies"] - facts["copies"]
         hold(counted == len(rows), f"{counted} copies of {len(rows)} rows")
     hold("cop" in " ".join(found.facts["notes"]), "no note tells of the copies")
+
+
+@law()
+def check_a_long_text_is_cut_when_asked(entry: Entry, subject: Subject) -> None:
+    """A text of more tokens than the model takes is refused, and cut where the remedy
+    is followed.
+    """
+    only_if(entry.takes("truncate"), "it cuts no texts")
+    only_if(not subject.encoder_decoder, "its texts have two sides")
+    window = subject.model.text_encoder.window
+    only_if(window, "it takes texts of any length")
+    names = [name for name, kind in entry.kinds.items() if kind in TEXT_KINDS]
+    only_if(names, "it takes no texts")
+    name = names[0]
+    expected = asked(entry, subject, **{name: [[5] * window]})
+    long = {name: [[5] * (window + 1)]}
+    came = outcome_of(lambda: entry.run(subject, **long))
+    hold(came.refused, f"{window + 1} tokens are not refused: {came.error}")
+    hold("truncate=True" in str(came.error), f"another remedy: {came.error}")
+    found = asked(entry, subject, **long, truncate=True)
+    none_of(differences(expected, found, labels=False), "a text that was cut")
 
 
 @law()

@@ -77,6 +77,44 @@ def check_every_kind_of_site(entry: Entry, subject: Subject) -> None:
             hold(site in found, f"{site} was asked, and {sorted(found)} are told")
 
 
+# What no parameter of a kind can be. Where a word is looked up, a refusal names it.
+NONSENSE: dict[str, list[Any]] = {
+    "integer": [True, "nonsense"],
+    "choice": ["nonsense"],
+    "pooling": ["nonsense"],
+    "numbers": ["nonsense", []],
+    "sites": ["layer.99", "nonsense", "", []],
+    "texts": [[], [""], [[]], [[10**6]], [[True]]],
+    "text": ["", [[]], [[10**6]], 5],
+    "data": [[], 5],
+    "contrast": [[], 5],
+    "pairs": [[], 5],
+    "direction": [5],
+    "dictionary": ["nonsense"],
+}
+LOOKED_UP = ("choice", "pooling")
+
+
+@law()
+def check_nonsense_is_refused(entry: Entry, subject: Subject) -> None:
+    """A number that is too small, a word that is no choice, a site that is not there,
+    texts that are none: each is refused in our words, and a word is named.
+    """
+    answered(entry, subject)
+    parameters = entry.description.parameters
+    only_if(parameters, "it takes nothing that can be nonsense")
+    for parameter in parameters:
+        values = [*NONSENSE.get(parameter.kind, [])]
+        if parameter.kind == "integer" and parameter.least is not None:
+            values.append(parameter.least - 1)
+        for value in values:
+            where = f"{parameter.name}={value!r}: "
+            came = outcome_of(partial(entry.run, subject, **{parameter.name: value}))
+            hold(came.refused, f"{where}{came.error!r}")
+            if parameter.kind in LOOKED_UP and value:
+                hold(str(value) in str(came.error), f"{where}{came.error}")
+
+
 @law()
 def check_hostile_inputs_are_refused(entry: Entry, subject: Subject) -> None:
     """What is no text, no label, no pair and no site is refused in our words and
@@ -143,6 +181,21 @@ def check_every_token_is_told(entry: Entry, subject: Subject) -> None:
     hold(
         data["id"].values.tolist() == expected, "its tokens are not those of the texts"
     )
+
+
+@law()
+def check_texts_are_those_asked(entry: Entry, subject: Subject) -> None:
+    """The texts that a result says it is of are those that were given, in order, and
+    no targets.
+    """
+    attributes = data_of(answered(entry, subject)).attrs
+    texts: Any = entry.arguments(subject).get("texts")
+    only_if(isinstance(texts, list) and isinstance(texts[0], str), "it takes others")
+    for name, value in attributes.items():
+        if name == "texts":
+            hold(list(value) == texts, f"it is said to be of {value}")
+        if name == "targets":
+            hold(list(value) != texts, "its targets are said to be its texts")
 
 
 @law()

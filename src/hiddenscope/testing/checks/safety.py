@@ -73,6 +73,15 @@ def check_gradients_may_be_off(entry: Entry, subject: Subject) -> None:
         found = asked_again(entry, subject)
         hold(not torch.is_grad_enabled(), "gradients were left switched on")
     none_of(differences(expected, found), "without gradients")
+    with torch.inference_mode():
+        found = asked_again(entry, subject)
+        hold(torch.is_inference_mode_enabled(), "inference mode was left")
+    none_of(differences(expected, found), "in inference mode")
+    weights = subject.module.named_parameters()
+    none_of(
+        [name for name, weight in weights if weight.grad is not None],
+        "a gradient is left on",
+    )
 
 
 @law()
@@ -86,7 +95,7 @@ def check_a_thread_beside_a_pass(entry: Entry, subject: Subject) -> None:
 
     def run() -> Any:
         with torch.no_grad():
-            output = subject.module(input_ids=ids)
+            output = subject.module(ids)
         return getattr(output, "logits", output)
 
     expected, asking = run(), threading.get_ident()
