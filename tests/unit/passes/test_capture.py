@@ -654,34 +654,6 @@ def test_two_threads_capture_on_one_model(tiny: Tiny) -> None:
     assert together(lambda: work(0, True), lambda: work(1, False)) == []
 
 
-def test_another_thread_that_calls_the_module_is_not_disturbed_and_disturbs_nothing(
-    tiny: Tiny,
-) -> None:
-    model, other = tiny("llama"), torch.tensor([[9, 8, 7, 6]])
-    right, logits, done = (
-        model.capture([TEXT]),
-        report(tiny_model("llama"), other[0].tolist()).logits,
-        threading.Event(),
-    )
-
-    def theirs() -> None:
-        while not done.is_set():
-            with torch.no_grad():
-                assert torch.equal(model.module(input_ids=other).logits, logits)
-
-    def ours() -> None:
-        try:
-            for _ in range(20):
-                assert same(model.capture([TEXT]), right)  # type: ignore[arg-type]
-                with hs.recording(model) as rec, torch.no_grad():
-                    model.module(torch.tensor([TEXT]))
-                assert same(rec.states, right)  # type: ignore[arg-type]
-        finally:
-            done.set()
-
-    assert together(ours, theirs) == []
-
-
 def test_a_source_says_what_made_the_states(tiny: Tiny) -> None:
     module = tiny_model("llama")
     model = hs.load((module, tiny_tokenizer()))
