@@ -282,32 +282,6 @@ def test_states_that_end_too_soon_or_too_late_are_refused() -> None:
                 vectors(damaged, pool=token)
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2"])
-def test_what_stands_for_a_text_is_chosen_by_the_model_and_said(
-    tiny: Tiny, family: str
-) -> None:
-    model = tiny(family)
-    expected, words = "last", "last token"
-    if family == "bert":
-        expected, words = "mean:sinkless", "mean over the tokens"
-    texts = [[5 + k, 9, 7 + k % 2, 12] for k in range(12)]
-    data = (texts, [k % 2 for k in range(12)])
-    probed = hs.probe(model, data, sites="layer.1")
-    assert probed.facts["token"] == expected
-    assert f"the {words} of each text" in probed.summary()
-    assert hs.probe(model, data, sites="layer.1", pool=expected).equals(probed)
-    first = hs.probe(model, data, sites="layer.1", pool="first")
-    assert first.facts["token"] == "first"
-    projected = hs.project(model, data, sites="layer.1", method="pca")
-    assert projected.facts["token"] == expected
-    # Models side by side share what stands for a text.
-    both = [tiny("bert"), tiny("gpt2")]
-    together = hs.project(both, data, sites="layer.1", method="pca")
-    assert together.facts["token"] == "mean:sinkless"
-    direction = hs.Direction.between(model, texts[:3], texts[3:6], sites="layer.1")
-    assert direction.facts["pool"] == expected
-
-
 def test_rows_that_are_tokens_are_not_pooled(
     tiny: Tiny,
 ) -> None:
