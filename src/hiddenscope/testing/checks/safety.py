@@ -99,7 +99,7 @@ def check_a_thread_beside_a_pass(entry: Entry, subject: Subject) -> None:
 
     def run() -> Any:
         with torch.no_grad():
-            output = subject.module(input_ids=ids)
+            output = subject.module(ids)
         return getattr(output, "logits", output)
 
     expected, asking = run(), threading.get_ident()
