@@ -34,12 +34,12 @@ TEXT = [7, 99, 23, 64, 31]
 
 
 def refused(
+    model: hs.Model,
+    hanging: Any,
     work: Callable[[], Any],
     kind: type[Error],
     builtin: type[Exception],
     *words: str,
-    model: hs.Model,
-    hanging: Any,
 ) -> Error:
     """The error that some work ends in, once it has been seen to be a good one and to
     leave nothing behind.
@@ -71,14 +71,7 @@ def test_a_text_that_is_too_long_is_said_to_be_how_long_and_may_be_cut(
     text = "the cat sat " * 40
     length = len(model.tokenizer(text, verbose=False).input_ids)
     words = (f"{length:,} tokens", "takes at most 128", "truncate=True")
-    refused(
-        lambda: model.capture(text),
-        TextError,
-        ValueError,
-        *words,
-        model=model,
-        hanging=hanging,
-    )
+    refused(model, hanging, lambda: model.capture(text), TextError, ValueError, *words)
     states = model.capture([text, "on"], truncate=True)
     assert states.tokens.lengths.tolist()[0] == 128
     # Of a very long one only the beginning is encoded, which takes less memory.
@@ -99,12 +92,7 @@ def test_a_text_without_a_tokenizer(hanging: Any) -> None:
     model = hs.load((tiny_model("gpt2"), None))
     words = ("'the one'", "without a tokenizer", "lists of token ids")
     refused(
-        lambda: model.capture("the one"),
-        TextError,
-        ValueError,
-        *words,
-        model=model,
-        hanging=hanging,
+        model, hanging, lambda: model.capture("the one"), TextError, ValueError, *words
     )
     assert model.capture([TEXT]).tokens.strings == tuple(map(str, TEXT))
 
@@ -125,7 +113,7 @@ def test_sites_that_a_model_has_not(tiny: Tiny, hanging: Any) -> None:
     for site, words in SITES.items():
         for take in (model.capture, partial(hs.record, model)):
             work = partial(take, [TEXT], site)
-            refused(work, SiteError, LookupError, words, model=model, hanging=hanging)
+            refused(model, hanging, work, SiteError, LookupError, words)
         with pytest.raises(SiteError), hs.recording(model, site):
             pass
 
@@ -134,16 +122,14 @@ def test_logits_of_a_model_without_a_head(tiny: Tiny, hanging: Any) -> None:
     model = tiny("gpt2", "base")
     words = ("No logits of GPT2Model", "no language-model head", "task='causal-lm'")
     work = lambda: hs.record(model, [TEXT], logits=True)  # noqa: E731
-    refused(work, PassError, RuntimeError, *words, model=model, hanging=hanging)
+    refused(model, hanging, work, PassError, RuntimeError, *words)
 
 
 def test_logits_of_an_encoder_decoder_without_a_head(tiny: Tiny) -> None:
     model = tiny("bart", "base")
-    contrast = hs.Contrast([5, 6], [5, 9], answer=11, other=12, targets=[5])
     for work in (
         lambda: hs.record(model, [TEXT], targets=[[5]], logits=True),
         lambda: run_unpatched(model, [TEXT], [], targets=[[5]]),
-        lambda: hs.patch(model, contrast),
         lambda: model.capture_generation([TEXT]),
     ):
         with pytest.raises(PassError, match="Load it with task='seq2seq-lm'."):
@@ -167,12 +153,12 @@ def test_logits_that_are_no_row_a_token(hanging: Any) -> None:
     )
     work = lambda: hs.record(model, [TEXT, TEXT], logits=True)  # noqa: E731
     refused(
+        model,
+        hanging,
         work,
         PassError,
         RuntimeError,
         "[2, 2], not one row per token. Use a model with a language-model head.",
-        model=model,
-        hanging=hanging,
     )
     assert model.capture([TEXT]).values.shape == (3, 5, 32)
 
@@ -183,7 +169,7 @@ def test_targets_that_do_not_fit(tiny: Tiny, hanging: Any) -> None:
         lambda: one.capture([TEXT], targets=[TEXT]),
         lambda: hs.record(one, [TEXT], targets=[TEXT]),
     ):
-        refused(work, PassError, RuntimeError, "one stack", model=one, hanging=hanging)
+        refused(one, hanging, work, PassError, RuntimeError, "one stack")
     cases: list[tuple[Any, str]] = [
         ([TEXT, TEXT], "2 targets with 1 texts"),
         ([[]], "no tokens"),
@@ -197,7 +183,7 @@ def test_targets_that_do_not_fit(tiny: Tiny, hanging: Any) -> None:
             lambda targets=targets: two.capture([TEXT], targets=targets),
             lambda targets=targets: hs.record(two, [TEXT], targets=targets),
         ):
-            refused(work, TextError, ValueError, words, model=two, hanging=hanging)
+            refused(two, hanging, work, TextError, ValueError, words)
     cut = two.capture([TEXT], targets=["the cat " * 100], truncate=True)
     assert len(cut.decoder.tokens) == 128  # type: ignore[union-attr]
 
@@ -211,12 +197,7 @@ def test_a_decoder_without_a_start_token(hanging: Any, start: int | None) -> Non
     model = hs.load((module, None))
     words = ("decoder_start_token_id", "`targets=`")
     refused(
-        lambda: model.capture([TEXT]),
-        TextError,
-        ValueError,
-        *words,
-        model=model,
-        hanging=hanging,
+        model, hanging, lambda: model.capture([TEXT]), TextError, ValueError, *words
     )
     assert model.capture([TEXT], targets=[[5]]).decoder.tokens.ids.tolist() == [5]  # type: ignore[union-attr]
 
@@ -248,12 +229,12 @@ def test_a_weight_that_is_not_finite_is_named(
     ]
     for work in ways:
         refused(
+            model,
+            hanging,
             work,
             NotFinite,
             ArithmeticError,
             f"{path} has {count}",
-            model=model,
-            hanging=hanging,
         )
     with pytest.raises(NotFinite, match=path), hs.recording(model):
         pass
@@ -322,7 +303,7 @@ def test_numbers_that_overflow_are_named_by_the_site_where_they_come_up(
         lambda: model.capture([TEXT, TEXT[:2]]),
         lambda: hs.record(model, [TEXT], logits=True),
     ):
-        refused(work, NotFinite, ArithmeticError, *words, model=model, hanging=hanging)
+        refused(model, hanging, work, NotFinite, ArithmeticError, *words)
     assert torch.equal(model.capture([TEXT], "layer.0-1").values, right), (
         "what is computed before it is right"
     )
@@ -342,12 +323,12 @@ def test_a_nan_that_comes_up_in_an_embedding_in_the_head_and_in_a_decoder(
     handle = embeddings.register_forward_hook(infinite)
     words = ("an infinity at layer.0", "position 1")
     refused(
+        model,
+        hanging,
         lambda: model.capture([TEXT]),
         NotFinite,
         ArithmeticError,
         *words,
-        model=model,
-        hanging=hanging,
     )
     assert model.capture([[5, 6]]).values.isfinite().all()
     handle.remove()
@@ -356,7 +337,7 @@ def test_a_nan_that_comes_up_in_an_embedding_in_the_head_and_in_a_decoder(
     )
     work = lambda: hs.record(model, [[5, 6]], logits=True)  # noqa: E731
     words = ("logits of LlamaForCausalLM", "a NaN", "weights of the head")
-    refused(work, NotFinite, ArithmeticError, *words, model=model, hanging=hanging)
+    refused(model, hanging, work, NotFinite, ArithmeticError, *words)
     handle.remove()
     module = tiny_model("bart")
     model = hs.load((module, None))
@@ -364,12 +345,12 @@ def test_a_nan_that_comes_up_in_an_embedding_in_the_head_and_in_a_decoder(
         lambda *given: given[-1] * torch.nan
     )
     refused(
+        model,
+        hanging,
         lambda: model.capture([TEXT]),
         NotFinite,
         ArithmeticError,
         "decoder.layer.2",
-        model=model,
-        hanging=hanging,
     )
     assert model.capture([TEXT], "encoder.layer.*").values.isfinite().all()
 

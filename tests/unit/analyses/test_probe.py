@@ -37,7 +37,6 @@ from hiddenscope.errors import (
 from hiddenscope.files import write_tensors
 from hiddenscope.linear import (
     Problems,
-    assign_folds,
     logistic,
     mix,
     ridge,
@@ -69,8 +68,7 @@ from hiddenscope.linear.intervals import (
 from hiddenscope.linear.jackknife import jackknife_deviation
 from hiddenscope.measures.grouped import effective_count
 from hiddenscope.sites import Site
-from hiddenscope.texts import Labelled, copy_key
-from hiddenscope.vectors.dataset import strings_of
+from hiddenscope.texts import Labelled
 
 Tiny = Callable[..., hs.Model]
 PLANTED = 2
@@ -245,24 +243,6 @@ def test_numbers_are_regressed() -> None:
     own = given["layer.1"].double().numpy()
     theirs.fit((own - own.mean(0)) / own.std(0), goal)
     np.testing.assert_allclose(probe.coef_ * own.std(0), theirs.coef_, rtol=1e-4)
-
-
-def test_r2_is_scikit_learns_of_all_held_out_predictions() -> None:
-    given, _ = planted(rows=40, sites=3)
-    goal = (given.values[1] @ torch.arange(12.0) + 30 * noise(40, seed=3)).numpy()
-    result = hs.probe(given, goal, task="regress")
-    keys = [copy_key(text) for text in strings_of(given.tokens)]
-    folds = assign_folds(np.zeros(40, dtype=np.int64), keys, 5, 0)
-    for site in ("layer.0", "layer.1"):
-        here = result.data.sel(site=site)
-        own, predicted = given[site].double().numpy(), np.empty(40)
-        for fold, penalty in enumerate(here["penalty"].to_numpy()):
-            train = folds != fold
-            scaler = StandardScaler().fit(own[train])
-            model = Ridge(penalty).fit(scaler.transform(own[train]), goal[train])
-            predicted[~train] = model.predict(scaler.transform(own[~train]))
-        expected = r2_score(goal, predicted)
-        assert float(here["r2"]) == pytest.approx(expected, abs=1e-4)
 
 
 def test_the_kept_probe_is_scikit_learns_in_the_states_own_space(

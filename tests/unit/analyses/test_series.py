@@ -36,12 +36,6 @@ LABELLED = (
     [f"{'the cat' if k % 2 else 'on or of'} number {k}" for k in range(16)],
     [k % 2 for k in range(16)],
 )
-ASKED: dict[str, tuple[Any, dict[str, Any]]] = {
-    "profile": (TEXTS, {"final_norm": "apart"}),
-    "lens": (TEXTS, {"target": "next", "k": 3}),
-    "probe": (LABELLED, {"sites": "layer.1"}),
-    "project": (LABELLED, {"method": "pca"}),
-}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -138,20 +132,6 @@ def check_headline(result: hs.Result, place: str) -> None:
             assert value["value"] == here.max().item()
         else:
             assert value["site"] == {"middle": "layer.1", "last": "layer.2"}[place]
-
-
-@pytest.mark.parametrize("word", ASKED)
-def test_a_member_has_the_numbers_of_the_analysis_alone(
-    word: str, checkpoints: list[Path]
-) -> None:
-    data, options = ASKED[word]
-    result = hs.series(checkpoints[:2], word, data, options=options)
-    for path in checkpoints[:2]:
-        alone = getattr(hs, word)(path, data, **options).data
-        for name, values in rows(result, path.name).items():
-            np.testing.assert_array_equal(values, alone[name].to_numpy(), strict=True)
-    assert {"site", "member"} == set(result.data[result.facts["measures"][0]].dims)
-    check_headline(result, "best" if word in ("probe", "project") else "middle")
 
 
 @pytest.mark.parametrize("against", ["first", "previous"])

@@ -445,49 +445,6 @@ def test_logits_are_the_models_own(tiny: Tiny, family: str) -> None:
     )
 
 
-@pytest.mark.parametrize("family", with_slow(["llama", "t5"], ["bert", "bloom"]))
-def test_live_tensors_carry_gradients_and_are_the_states(
-    tiny: Tiny, family: str
-) -> None:
-    model, aims = tiny(family), [[3, 4]] if family == "t5" else None
-    recorded = hs.record(model, [TEXT], logits=True, grad=True, targets=aims)
-    plain = hs.record(model, [TEXT], logits=True, targets=aims)
-    for live, still in zip(parts(recorded.states), parts(plain.states), strict=True):
-        torch.testing.assert_close(live.values, still.values, rtol=1e-5, atol=1e-5)
-        assert not live.values.requires_grad
-    assert plain.live == {} and set(recorded.live) == set(recorded.states.sites)
-    (slope,) = torch.autograd.grad(
-        recorded.logits[-1, 5], recorded.live[recorded.states.sites[1]]
-    )  # type: ignore
-    assert slope.shape[-1] == 64 and slope.abs().max() > 0
-    assert all(weight.grad is None for weight in model.module.parameters())
-
-
-@pytest.mark.parametrize("family", with_slow(["gptj"], ["llama", "granite"]))
-@pytest.mark.parametrize("part", ["mlp.input", "attn.q", "attn.z", "mlp.neurons"])
-def test_a_gradient_inside_a_branch_is_that_of_an_edit(family: str, part: str) -> None:
-    """Attention and MLP of GPT-J read one norm; a change of either leaves the other."""
-    model = hs.load((tiny_model(family).double(), None))
-    site = f"layer.2.{part}"
-    with_gradients = hs.record(model, [TEXT], site, logits=True, grad=True)
-    (slope,) = torch.autograd.grad(
-        with_gradients.logits[-1, 5], with_gradients.live[hs.Site.parse(site)]
-    )
-    tap = model.anatomy.tap(hs.Site.parse(site))
-    states = tap.layout.states(slope, len(TEXT))[0]
-    generator = torch.Generator().manual_seed(0)
-    step = 1e-3 * torch.randn(states.shape, generator=generator).double()
-    logits = []
-    for sign in (1, -1):
-        changes = {site: hs.Add(sign * step)}
-        run = hs.edit(model, [TEXT], changes, (), logits=True)
-        logits.append(float(run.logits[-1, 5]))
-    expected = (logits[0] - logits[1]) / 2
-    # Softmax rounds to float32 in some models.
-    found = float((states * step).sum())
-    assert found == pytest.approx(expected, rel=1e-2, abs=1e-8)
-
-
 def test_gradients_flow_where_every_weight_is_frozen_and_in_inference_mode() -> None:
     module = tiny_model("llama").requires_grad_(False)
     model = hs.load((module, None))
@@ -652,34 +609,6 @@ def test_two_threads_capture_on_one_model(tiny: Tiny) -> None:
             hs.record(model, texts[number][:1], "layer.1", logits=True)
 
     assert together(lambda: work(0, True), lambda: work(1, False)) == []
-
-
-def test_another_thread_that_calls_the_module_is_not_disturbed_and_disturbs_nothing(
-    tiny: Tiny,
-) -> None:
-    model, other = tiny("llama"), torch.tensor([[9, 8, 7, 6]])
-    right, logits, done = (
-        model.capture([TEXT]),
-        report(tiny_model("llama"), other[0].tolist()).logits,
-        threading.Event(),
-    )
-
-    def theirs() -> None:
-        while not done.is_set():
-            with torch.no_grad():
-                assert torch.equal(model.module(input_ids=other).logits, logits)
-
-    def ours() -> None:
-        try:
-            for _ in range(20):
-                assert same(model.capture([TEXT]), right)  # type: ignore[arg-type]
-                with hs.recording(model) as rec, torch.no_grad():
-                    model.module(torch.tensor([TEXT]))
-                assert same(rec.states, right)  # type: ignore[arg-type]
-        finally:
-            done.set()
-
-    assert together(ours, theirs) == []
 
 
 def test_a_source_says_what_made_the_states(tiny: Tiny) -> None:

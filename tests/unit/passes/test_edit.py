@@ -2,7 +2,6 @@
 the tokens it was made for.
 """
 
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -361,39 +360,6 @@ def test_a_stream_that_goes_past_the_place_where_it_is_seen_is_refused(
 ) -> None:
     with pytest.raises(SiteError, match="the residual stream goes past"):
         hs.edit(tiny("xlm"), [TEXTS[0]], {"layer.0": hs.Scale(2)})
-
-
-@pytest.mark.parametrize(
-    "error", [RuntimeError("torn"), KeyboardInterrupt()], ids=lambda e: type(e).__name__
-)
-def test_nothing_is_left_behind(
-    tiny: Tiny, error: BaseException, hanging: Hanging
-) -> None:
-    model = tiny("gpt2")
-    before = hanging(model.module)
-
-    def tear(states: Tensor) -> Tensor:
-        raise error
-
-    for site in ("layer.0", "layer.2.mid", "final"):
-        with pytest.raises(type(error)):
-            hs.edit(model, TEXTS, {site: tear})
-        with pytest.raises(type(error)), hs.editing(model, {site: tear}):
-            model.module(torch.tensor([TEXTS[0]]))
-        assert hanging(model.module) == before
-    assert model.lock.acquire(blocking=False)
-    model.lock.release()
-
-
-def test_a_pass_in_another_thread_is_not_changed(tiny: Tiny) -> None:
-    module, ids, seen = tiny("llama").module, torch.tensor([TEXTS[0]]), []
-    plain = module(ids).logits
-    with hs.editing(module, {"layer.1": hs.Scale(2.0)}):
-        thread = threading.Thread(target=lambda: seen.append(module(ids).logits))
-        thread.start()
-        thread.join()
-        assert not torch.equal(module(ids).logits, plain)
-    assert torch.equal(seen[0], plain)
 
 
 def test_an_edit_that_no_pass_goes_through_is_an_error(tiny: Tiny) -> None:

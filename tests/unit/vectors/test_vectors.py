@@ -75,43 +75,21 @@ def expected(states: hs.States, token: str | int) -> torch.Tensor:
     return torch.stack(rows, 1)
 
 
-@pytest.mark.parametrize("family", ["llama", "bert", "gpt2"])
-def test_vectors_are_the_pooled_states_bit_for_bit(
-    tiny: Tiny, family: str, tmp_path: Path
+@pytest.mark.parametrize("pool", ["mean", "last", -2, np.int64(1), None])
+def test_texts_may_cross_the_borders_of_blocks(
+    tiny: Tiny, pool: str | int | None, tmp_path: Path
 ) -> None:
-    """Of a model, of states, and of a source whose texts cross the borders of blocks."""
-    model = tiny(family)
-    states = model.capture(TEXTS)
-    sources = [(model, TEXTS), (states, None), (Bare(states), None)]
-    if family == "llama":
-        for rows in (1, 7):
-            (tmp_path / str(rows)).mkdir()
-            sources.append((Mapped(states, tmp_path / str(rows), rows), None))
-    for pool in ("mean", "max", "first", "last", 0, 1, -1, -2, np.int64(1), None):
-        if pool in ("mean", "max"):
-            wanted = states.pool(pool)
-        else:
-            wanted = states.values if pool is None else expected(states, pool)
-        for source, texts in sources:
-            found = vectors(source, texts, pool=pool)
-            assert torch.equal(found.values, wanted)
-            assert found.values.dtype == torch.float32
-            assert found.sites == states.sites
-            assert found.texts == tuple(TEXTS)
-            assert found.source == ({} if type(source) is Bare else states.source)
-            assert torch.equal(found["layer.1"], wanted[1])
-            rows = EachToken(source) if pool is None else source
-            streamed = list(collection_of(rows, texts, "layer.2", pool).blocks())
-            assert torch.equal(torch.cat(streamed), wanted[2])
-            assert all(len(block) for block in streamed)
-            if pool is None:
-                assert found.tokens is not None
-                assert found.tokens.equals(states.tokens)
-            else:
-                assert found.tokens is None
-    # In an encoder the last token is a separator.
-    pool = "mean:sinkless" if family == "bert" else "last"
-    assert default_pool(model) == default_pool(states) == pool
+    states = tiny("llama").capture(TEXTS)
+    wanted = states.values
+    if pool is not None:
+        wanted = states.pool(pool) if pool == "mean" else expected(states, pool)
+    for rows in (1, 7):
+        source = Mapped(states, tmp_path, rows)
+        assert torch.equal(vectors(source, pool=pool).values, wanted)
+        each = EachToken(source) if pool is None else source
+        blocks = list(collection_of(each, None, "layer.2", pool).blocks())
+        assert torch.equal(torch.cat(blocks), wanted[2])
+        assert all(len(block) for block in blocks)
 
 
 def test_cls_is_checked(tiny: Tiny) -> None:
@@ -280,32 +258,6 @@ def test_states_that_end_too_soon_or_too_late_are_refused() -> None:
         for token in ("mean", "last", None):
             with pytest.raises(StatesError, match=f"have {rows} rows for 5 tokens"):
                 vectors(damaged, pool=token)
-
-
-@pytest.mark.parametrize("family", ["bert", "gpt2"])
-def test_what_stands_for_a_text_is_chosen_by_the_model_and_said(
-    tiny: Tiny, family: str
-) -> None:
-    model = tiny(family)
-    expected, words = "last", "last token"
-    if family == "bert":
-        expected, words = "mean:sinkless", "mean over the tokens"
-    texts = [[5 + k, 9, 7 + k % 2, 12] for k in range(12)]
-    data = (texts, [k % 2 for k in range(12)])
-    probed = hs.probe(model, data, sites="layer.1")
-    assert probed.facts["token"] == expected
-    assert f"the {words} of each text" in probed.summary()
-    assert hs.probe(model, data, sites="layer.1", pool=expected).equals(probed)
-    first = hs.probe(model, data, sites="layer.1", pool="first")
-    assert first.facts["token"] == "first"
-    projected = hs.project(model, data, sites="layer.1", method="pca")
-    assert projected.facts["token"] == expected
-    # Models side by side share what stands for a text.
-    both = [tiny("bert"), tiny("gpt2")]
-    together = hs.project(both, data, sites="layer.1", method="pca")
-    assert together.facts["token"] == "mean:sinkless"
-    direction = hs.Direction.between(model, texts[:3], texts[3:6], sites="layer.1")
-    assert direction.facts["pool"] == expected
 
 
 def test_rows_that_are_tokens_are_not_pooled(

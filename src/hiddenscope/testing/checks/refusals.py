@@ -29,16 +29,16 @@ NO_TEXTS: tuple[tuple[Any, str], ...] = (
     (TOO_LONG, "takes at most "),
 )
 IS_ENDLESS = "a range has more than 4,194,304 items"
-# What are no texts, where several may be given.
+# What are no texts, where several may be given: enough of them for any analysis.
 NO_LISTS: tuple[tuple[Any, str], ...] = (
     ([], ""),
-    (["the one", [5, 6]], "strings only, or lists of token ids only"),
-    ([5, "the one"], "strings only, or lists of token ids only"),
-    (torch.tensor([[5.0]]), "not a list of integers"),
+    (["the one", [5, 6]] * 6, "strings only, or lists of token ids only"),
+    ([5, "the one"] * 6, "strings only, or lists of token ids only"),
+    (torch.full((12, 1), 5.0), "not a list of integers"),
     # No memory holds the one, and no list is as long as the other.
     (range(10**12), IS_ENDLESS),
     (range(10**30), IS_ENDLESS),
-    ([range(10**12)], IS_ENDLESS),
+    ([range(10**12)] * 12, IS_ENDLESS),
     ({"ids": [[5, 6]]}, "it has no input_ids, only ids"),
     (5, ""),
     (b"the one", "bytes"),
