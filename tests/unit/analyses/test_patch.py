@@ -238,6 +238,7 @@ OTHER_FORMS: dict[str, Any] = {
     "contrast 0 is read at position 5": [CONTRAST, replace(CONTRAST, at=3)],
     "contrast 1 has its gaps at other tokens than contrast 0": [EARLY, LATE],
     "hs.Contrast(clean, corrupt, answer, other)": ("the mat", "the hat"),
+    "contrasts must be a Contrast or a list of them": [],
     "1 of 2 contrasts have targets": [replace(CONTRAST, targets=[5]), CONTRAST],
 }
 
