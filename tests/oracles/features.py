@@ -161,12 +161,12 @@ def _of_layer(model: Any, site: str) -> Fit | None:
     stack, _, rest = site.rpartition("layer.")
     number = rest.partition(".")[0]
     module = naive.in_float64(model)
-    family = module.config.model_type
+    family = getattr(getattr(module, "config", None), "model_type", "")
     if number in ("", "0", "final") or family not in naive.MLPS or family in NORMED:
         return None
     block = naive.blocks_of(naive.stacks_of(module)[stack])[int(number) - 1]
     down = naive.inside(block, naive.MLPS[family][1])
-    scale = getattr(module.config, "residual_multiplier", 1.0)
+    scale = getattr(getattr(module, "config", None), "residual_multiplier", 1.0)
     width = naive.run(model, [5, 6])[f"{stack}layer.{number}.mlp.neurons"].shape[1]
     with torch.no_grad():
         bias = down(torch.zeros(1, width, dtype=torch.float64)).numpy()
@@ -277,7 +277,7 @@ def _log_probabilities(
     if not layer.isdecimal() or part not in ("", "mlp"):
         raise naive.Uncovered(f"a change at {site}")
     if part:
-        family = module.config.model_type
+        family = getattr(getattr(module, "config", None), "model_type", "")
         if family not in ("llama", "gpt2"):
             raise naive.Uncovered(f"a change at {site} of {family}")
         place = blocks[int(layer) - 1].mlp
@@ -296,10 +296,12 @@ def _log_probabilities(
         hook = blocks[int(layer) - 1].register_forward_hook(leave)
     try:
         with torch.no_grad():
-            logits = module(torch.tensor([ids])).logits[0]
+            output = naive.called(module, {"input_ids": torch.tensor([ids])})
+        logits = getattr(output, "logits", output)[0]
     finally:
         hook.remove()
-    return torch.log_softmax(logits, -1).numpy()
+    # Excluded words have no share; minus infinity would make a NaN of it.
+    return torch.log_softmax(logits, -1).clamp_min(-1e30).numpy()
 
 
 def _loss(scores: np.ndarray, ids: list[int]) -> float:

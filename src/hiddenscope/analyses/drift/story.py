@@ -364,8 +364,8 @@ def _findings(report: DriftReport) -> Iterator[str]:
         use = "was applied"
         if baseline.written:
             use = "was written: later runs accept errors up to it"
-        of_sites = counted(baseline.sites, "site")
-        yield f"The baseline {baseline.file} of {of_sites} {use}."
+        covered = counted(baseline.sites, "site")
+        yield f"The baseline {baseline.file} of {covered} {use}."
     yield from report.notes
 
 

@@ -274,7 +274,7 @@ def check_a_long_text_is_cut_when_asked(entry: Entry, subject: Subject) -> None:
     """
     only_if(entry.takes("truncate"), "it cuts no texts")
     only_if(not subject.encoder_decoder, "its texts have two sides")
-    window = subject.model.text_encoder.window
+    window = subject.model.text_encoder.window or 0
     only_if(window, "it takes texts of any length")
     names = [name for name, kind in entry.kinds.items() if kind in TEXT_KINDS]
     only_if(names, "it takes no texts")
