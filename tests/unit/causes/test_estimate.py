@@ -4,6 +4,7 @@ estimate is what autograd gives in plain PyTorch.
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,35 @@ def test_an_exact_edge_is_a_run_with_that_edge_alone(
     assert np.isnan(found[~possible]).all()
     np.testing.assert_allclose(found[tuple(some.T)], expected, rtol=1e-4, atol=1e-4)
     assert np.abs(expected).max() > 0.1
+
+
+def test_what_chooses_the_tokens_reads_the_stream_of_the_run() -> None:
+    """An indexer beside the queries is no reader: no edge changes what it chooses."""
+    module: Any = configured("MiniMaxM3VLForCausalLM")
+    effects = effects_of(hs.load((module, None)))
+    writers = [str(writer) for writer in effects.wiring.writers]
+    readers = [str(reader) for reader in effects.wiring.readers]
+    runs, block, most = effects.runs, module.model.layers[1], 0.0
+    with torch.no_grad():
+        for number, head in product(range(len(writers)), range(2)):
+            reader = readers.index(f"layer.2.attn.v.{head}")
+            if not effects.wiring.possible[number, reader]:
+                continue
+            stream = runs.base.states[Site(1)] + runs.differences[number]
+            values = block.self_attn.v_proj(block.input_layernorm(stream))
+            own = slice(16 * head, 16 * (head + 1))
+
+            def put(_: Any, __: Any, output: Tensor) -> None:
+                output[..., own] = values[..., own]  # noqa: B023
+
+            handle = block.self_attn.v_proj.register_forward_hook(put)
+            logits = module(torch.tensor([CORRUPT])).logits[:, -1]
+            handle.remove()
+            expected = float(effects.measures(logits)[0, 0])
+            (found,) = effects.exact([(number, reader)], lambda amount: None)
+            assert found == pytest.approx(expected, rel=1e-3, abs=1e-4)
+            most = max(most, abs(found))
+    assert most > 0.1
 
 
 @pytest.mark.parametrize("family", with_slow(["llama"], ["gptj"]))
