@@ -109,7 +109,7 @@ fuzz: $(EVERYTHING)   ## Try hostile and damaged input at length. CASES=1000 mak
 	$(BIN)/python -m labs.fuzz --cases $(or $(CASES),10000)
 	$(BIN)/python -m labs.fuzz.requests --cases $(or $(CASES),5000)
 	$(BIN)/python -m labs.fuzz.load
-	HIDDENSCOPE_THOROUGH=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m '' $$(grep -rlE 'tests\.(slices|untouched)' tests --include='test_*.py')
+	HIDDENSCOPE_THOROUGH=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m '' $$(grep -rlE '(tests\.slices|testing\.untouched)' tests --include='test_*.py')
 
 mutants: $(EVERYTHING) ## Plant small faults in the package, and count those that the tests find. SEED=7 make mutants   draws others.
 	$(BIN)/python -m labs.mutants.entropy

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, repeat
 from typing import Any
 
 import inside
@@ -369,7 +370,7 @@ def _answering(trial: Trial, *texts: list[int]) -> Tensor:
 
 def graft(trial: Trial) -> str:
     """Grafted states give what a run with the donor's states gives, and blocks what the
-    module gives with the donor's block in it.
+    module gives with the donor's block in that call of it.
     """
     model, donor = trial.model, trial.subject.donor
     depth = model.anatomy.stacks[0].depth
@@ -379,6 +380,7 @@ def graft(trial: Trial) -> str:
     of_donor = Trial(Subject.of(donor)).seen(TEXT, [site])[site]
     ways = {"states": (of_states, trial.edited(TEXT, {site: of_donor}))}
     path = model.anatomy.stacks[0].blocks[int(site[6:]) - 1].path
+    call = model.anatomy.stacks[0].proof.taps[int(site[6:])].call
     try:
         of_blocks = hs.graft(model, donor, data).data
     except hs.errors.Error:
@@ -386,7 +388,11 @@ def graft(trial: Trial) -> str:
         of_blocks = None
     if of_blocks is not None:
         grafted = deepcopy(trial.module)
-        grafted.set_submodule(path, deepcopy(donor.module.get_submodule(path)))
+        own = grafted.get_submodule(path)
+        theirs = deepcopy(donor.module.get_submodule(path))
+        # A layer is one call of its block; the others are left as they are.
+        forwards = chain([own.forward] * call, [theirs], repeat(own.forward))
+        own.forward = lambda *args, **kwargs: next(forwards)(*args, **kwargs)
         with torch.no_grad():
             given = arguments(grafted, torch.tensor([TEXT]))
             logits = grafted(**given, return_dict=True).logits[0, -1]

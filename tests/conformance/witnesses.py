@@ -41,8 +41,13 @@ def two_stacks(trial: Trial) -> str:
 
 
 def sees_later_tokens(trial: Trial) -> str:
-    """Another last token changes what a plain pass gives at the first."""
-    first, second = (_output(trial, ids)[0][0, 0] for ids in (TEXT, [*TEXT[:-1], 14]))
+    """Another last token changes what a plain pass gives at the first, in the stack
+    that answers.
+    """
+    texts: list[tuple[list[int], ...]] = [(TEXT,), ([*TEXT[:-1], 14],)]
+    if trial.two:
+        texts = [(TEXT, TARGET), (TEXT, [*TARGET[:-1], 18])]
+    first, second = (_output(trial, *given)[0][0, 0] for given in texts)
     return "the first state does not see the last token" if _near(first, second) else ""
 
 
@@ -66,13 +71,54 @@ def no_two_parts(trial: Trial) -> str:
     """
     blocks = [block for _, block in _blocks(trial) if block.refused or not block.parts]
     for block in blocks:
-        if not _sums_of_two(trial, block.path):
+        if _sums_of_two(trial, block.path) is None:
             return ""
     return "in each block two outputs add up to what it adds" if blocks else "no block"
 
 
-def _sums_of_two(trial: Trial, path: str) -> bool:
-    """Tell whether two modules in a block, none in the other, add all that it adds."""
+def last_branch_carries(trial: Trial) -> str:
+    """The last of two outputs that add up to what a block adds changes at other tokens
+    than the one where the first is changed.
+    """
+    for _, block in _blocks(trial):
+        pair = _sums_of_two(trial, block.path) if block.refused else None
+        if pair is None:
+            continue
+        seen = [_second(trial, block.path, pair, change) for change in (0.0, 1.0)]
+        if not _near(seen[0][:, 1:], seen[1][:, 1:]):
+            return ""
+    return "in no block a token's MLP sees another token"
+
+
+def _second(trial: Trial, path: str, pair: tuple[str, str], change: float) -> Tensor:
+    """Return the second of two outputs of a block in a pass in which the first is
+    changed at its first token.
+    """
+    block = trial.module.get_submodule(path)
+    seen: list[Tensor] = []
+
+    def put(_: Any, __: Any, output: Any) -> Any:
+        whole = isinstance(output, tuple)
+        tensor = (output[0] if whole else output).clone()
+        tensor[:, 0] += change
+        return (tensor, *output[1:]) if whole else tensor
+
+    def keep(_: Any, __: Any, output: Any) -> None:
+        tensor = output[0] if isinstance(output, tuple) else output
+        seen.append(tensor.detach().clone())
+
+    first, second = map(block.get_submodule, pair)
+    handles = [first.register_forward_hook(put), second.register_forward_hook(keep)]
+    try:
+        _output(trial, TEXT)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen[-1]
+
+
+def _sums_of_two(trial: Trial, path: str) -> tuple[str, str] | None:
+    """Return two modules in a block, none in the other, that add all that it adds."""
     block = trial.module.get_submodule(path)
     seen: list[tuple[str, Tensor]] = []
     ends: list[Tensor] = []
@@ -104,7 +150,7 @@ def _sums_of_two(trial: Trial, path: str) -> bool:
         for handle in handles:
             handle.remove()
     if len(ends) < 2 or ends[0].shape != ends[1].shape:
-        return False
+        return None
     added = ends[1] - ends[0]
     alike = [(name, state) for name, state in seen if state.shape == added.shape]
     for (one, first), (two, second) in combinations(alike, 2):
@@ -112,18 +158,53 @@ def _sums_of_two(trial: Trial, path: str) -> bool:
             f"{two}."
         )
         if apart and _near(first + second, added):
-            return True
-    return False
+            return one, two
+    return None
 
 
 def no_blocks(trial: Trial) -> str:
-    """No module of the stack takes in the state below a layer and gives out that layer."""
-    paths = [block.path for _, block in _blocks(trial)]
-    for path in paths:
-        module = trial.module.get_submodule(path)
-        if isinstance(module, torch.nn.ModuleList) or not list(module.children()):
-            return ""
-    return "its blocks are modules" if paths else ""
+    """No module that is called takes in the state below a layer and gives out that
+    layer.
+    """
+    name = f"{trial.subject.prefix}layer."
+    ends = _states(trial, [f"{name}1", f"{name}2"])
+    blocks: list[str] = []
+
+    def look(path: str, given: Any, output: Any) -> None:
+        first = output[0] if isinstance(output, tuple) else output
+        if isinstance(first, dict):
+            first = next(iter(first.values()))
+        is_block = any(_is_state(state, ends[f"{name}1"]) for state in given)
+        if is_block and _is_state(first, ends[f"{name}2"]):
+            blocks.append(path)
+
+    handles = [
+        part.register_forward_hook(
+            lambda _, args, kwargs, output, path=path: look(
+                path, [*args, *kwargs.values()], output
+            ),
+            with_kwargs=True,
+        )
+        for path, part in trial.module.named_modules()
+    ]
+    try:
+        trial.logits(trial.text)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return f"{blocks[0]} is the second block" if blocks else ""
+
+
+def _is_state(given: Any, state: Tensor) -> bool:
+    """Tell whether a tensor is the state [token, width] of the one text, either way
+    around.
+    """
+    if not isinstance(given, Tensor) or given.ndim != 3:
+        return False
+    for one in (given[0], given[0].T):
+        if one.shape == state.shape and _near(one, state):
+            return True
+    return False
 
 
 def no_weights(trial: Trial) -> str:
@@ -221,9 +302,14 @@ WITNESSES: tuple[tuple[str, str, Callable[[Trial], str]], ...] = (
         no_blocks,
     ),
     (
+        "an MLP carries something from token to token",
+        r"last branch carries something from token",
+        last_branch_carries,
+    ),
+    (
         "blocks add no attention and MLP to the stream",
         r"adds no attention and MLP|no outputs of its parts sum|one part only"
-        r"|adds a third part|carries nothing from token|carries something from token"
+        r"|adds a third part|carries nothing from token"
         r"|the parts of block",
         no_two_parts,
     ),

@@ -195,24 +195,36 @@ class Effects:
         layout = self.wiring.layouts[layer - 1]
         away = self.differences[[reading.writer for reading in readings]]
         below, mid = self.base[Site(layer - 1)], Site(layer, "mid")
+        by_mlp = [site for site in sites if site.branch == "mlp"]
+        ahead = by_mlp if layout.parallel else []
+        left = [site for site in sites if site not in ahead]
+        operands = {kind: Site(layer, f"attn.{kind}") for kind in OPERANDS}
+        first = [*operands.values()] if len(by_mlp) < len(sites) else []
+        first += ahead
+        read: dict[Site, Tensor] = {}
+        if first:
+            read = self.stepper.call(layer, below + away.to(below), first)
         changes: dict[Site, Change] = {}
-        for kind in OPERANDS:
-            site = Site(layer, f"attn.{kind}")
+        for kind, site in operands.items():
+            if site not in read:
+                continue
             heads = len(self.wiring.columns(layer)[kind])
             own = np.zeros((len(readings), 1, heads, 1), dtype=bool)
             for row, reading in enumerate(readings):
                 if reading.kind == kind:
                     heads_read = slice(None) if reading.head is None else reading.head
                     own[row, 0, heads_read] = True
-            states = self.base[site]
-            before = states.reshape(len(states), heads, -1)
-            reads = torch.tensor(own, device=before.device)
-            changes[site] = partial(_replace_heads, reads, before)
-        reads_mlp = any(site.branch == "mlp" for site in sites)
-        if reads_mlp and not layout.parallel:
+            reads = torch.tensor(own, device=below.device)
+            changes[site] = partial(_replace_heads, reads, read[site])
+        if by_mlp and not layout.parallel:
             before = self.base[mid]
             changes[mid] = lambda states: before + away.to(states)
-        return self.stepper.call(layer, below + away.to(below), sites, changes)
+        if left:
+            # What else is read of the stream, as where an indexer chooses the tokens
+            # that are attended to, is the run's own.
+            rows = below.expand(len(readings), -1, -1)
+            read |= self.stepper.call(layer, rows, left, changes)
+        return read
 
     def _read_by_mlp(self, layer: int, writers: Ints) -> Tensor:
         """Return what each change makes of what the MLP reads [writer, token, width].
@@ -277,10 +289,10 @@ def _along(away: Tensor, slopes: Tensor) -> Tensor:
     return torch.stack([(wide * slope).sum(1) for slope in slopes])
 
 
-def _replace_heads(own: Tensor, before: Tensor, states: Tensor) -> Tensor:
-    """Return what heads read: their own states in some rows, and those before."""
-    heads = states.reshape(*states.shape[:2], *before.shape[-2:])
-    return torch.where(own, heads, before).flatten(-2)
+def _replace_heads(own: Tensor, given: Tensor, states: Tensor) -> Tensor:
+    """Return what heads read: what is given in some rows, and else what they did."""
+    heads = states.reshape(*states.shape[:2], own.shape[2], -1)
+    return torch.where(own, given.reshape(heads.shape), heads).flatten(-2)
 
 
 def _dropping(block: torch.nn.Module, row: int) -> list[hooks.Watch]:

@@ -8,6 +8,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from difflib import get_close_matches
 from functools import cache, wraps
 from pathlib import Path
@@ -110,7 +111,9 @@ def build(
     # global generator counts too.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module: nn.Module = model_class(config_class(**row["config"])).eval()
+        # Some configurations take entries out of the dicts that they are given.
+        config = config_class(**deepcopy(dict(row["config"])))
+        module: nn.Module = model_class(config).eval()
     weights = sum(weight.numel() for weight in module.parameters())
     if weights > most:
         raise ValueError(

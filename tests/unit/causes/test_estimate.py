@@ -3,11 +3,13 @@ estimate what autograd gives, is held to `tests/oracles`.
 """
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import hiddenscope as hs
 from hiddenscope import Site
@@ -45,6 +47,35 @@ def exact(effects: Effects) -> Floats:
     found[possible] = effects.exact(edges, amounts.append)
     assert sum(amounts) == len(edges)
     return found
+
+
+def test_what_chooses_the_tokens_reads_the_stream_of_the_run() -> None:
+    """An indexer beside the queries is no reader: no edge changes what it chooses."""
+    module: Any = configured("MiniMaxM3VLForCausalLM")
+    effects = effects_of(hs.load((module, None)))
+    writers = [str(writer) for writer in effects.wiring.writers]
+    readers = [str(reader) for reader in effects.wiring.readers]
+    runs, block, most = effects.runs, module.model.layers[1], 0.0
+    with torch.no_grad():
+        for number, head in product(range(len(writers)), range(2)):
+            reader = readers.index(f"layer.2.attn.v.{head}")
+            if not effects.wiring.possible[number, reader]:
+                continue
+            stream = runs.base.states[Site(1)] + runs.differences[number]
+            values = block.self_attn.v_proj(block.input_layernorm(stream))
+            own = slice(16 * head, 16 * (head + 1))
+
+            def put(_: Any, __: Any, output: Tensor) -> None:
+                output[..., own] = values[..., own]  # noqa: B023
+
+            handle = block.self_attn.v_proj.register_forward_hook(put)
+            logits = module(torch.tensor([CORRUPT])).logits[:, -1]
+            handle.remove()
+            expected = float(effects.measures(logits)[0, 0])
+            (found,) = effects.exact([(number, reader)], lambda amount: None)
+            assert found == pytest.approx(expected, rel=1e-3, abs=1e-4)
+            most = max(most, abs(found))
+    assert most > 0.1
 
 
 ONE_NORM = ["PhiForCausalLM", "CohereForCausalLM", "Cohere2ForCausalLM"]

@@ -21,11 +21,7 @@ from hiddenscope.loading import open_source
 from hiddenscope.model.model import _first_pass as first_pass
 from hiddenscope.modules import hooks, installation, operations
 from hiddenscope.testing import tiny_model
-from labs.fuzz.interrupts import AtLine, AtPoint
-from labs.fuzz.questions import QUESTIONS, asked_model
-from tests.registry import IDS
-from tests.slices import THOROUGH, sliced
-from tests.untouched import (
+from hiddenscope.testing.untouched import (
     AtCall,
     assert_interrupts_leave_nothing,
     assert_never_changed,
@@ -33,6 +29,10 @@ from tests.untouched import (
     modes,
     tracing,
 )
+from labs.fuzz.interrupts import AtLine, AtPoint
+from labs.fuzz.questions import QUESTIONS, asked_model
+from tests.registry import IDS
+from tests.slices import THOROUGH, sliced
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"

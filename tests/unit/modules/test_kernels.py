@@ -14,7 +14,7 @@ import hiddenscope as hs
 from hiddenscope.errors import NotFinite
 from hiddenscope.modules import hooks, installation, operations
 from hiddenscope.testing import tiny_model
-from tests.untouched import AtCall, tracing
+from hiddenscope.testing.untouched import AtCall, tracing
 
 TEXT = [7, 99, 23, 64, 31]
 

@@ -103,6 +103,24 @@ def test_it_is_the_loop_of_single_passes(
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_a_model_that_runs_the_last_token_alone_keeps_no_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """FSMT did so with a cache in transformers 5.17."""
+    module = configured("FSMTForConditionalGeneration")
+    forward = type(module.model.decoder).forward
+
+    def last_alone(self: Any, input_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
+        ids = input_ids[:, -1:] if kwargs["use_cache"] else input_ids
+        return forward(self, ids, *args, **kwargs)
+
+    monkeypatch.setattr(type(module.model.decoder), "forward", last_alone)
+    model = hs.load((module, None))
+    (run,) = run_unpatched(model, [[5, 6, 7]], (), targets=[[8, 9, 10]])
+    assert run.cache is None
+    assert run.logits.shape[0] == 3
+
+
 @pytest.mark.parametrize(
     "name", with_slow(["ProphetNetForCausalLM"], ["FSMTForConditionalGeneration"])
 )

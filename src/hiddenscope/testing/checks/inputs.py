@@ -318,9 +318,10 @@ def check_a_module_is_a_model(entry: Entry, subject: Subject) -> None:
     only_if(
         entry.arguments(subject)[entry.model_name] is subject.model, "it takes no model"
     )
+    expected = answered(entry, subject)
     pair = subject.module, subject.tokenizer
     found = asked_again(entry, subject, **{entry.model_name: pair})
-    none_of(differences(answered(entry, subject), found), "a module")
+    none_of(differences(expected, found), "a module")
 
 
 @law()
