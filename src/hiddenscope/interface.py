@@ -21,7 +21,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, wraps
 from importlib import import_module
 from importlib.util import find_spec
 from operator import attrgetter
@@ -42,6 +42,7 @@ from typing import (
 from hiddenscope.arguments import explaining, integer, shown
 from hiddenscope.catalog import ANALYSIS, PUBLIC, STORIES
 from hiddenscope.errors import ArgumentError, PassError
+from hiddenscope.modules import autograd
 from hiddenscope.states.pooling import CHOICES, NAMES, SCORE_POOLINGS
 
 Kind: TypeAlias = Literal[
@@ -268,7 +269,9 @@ def analysis(**details: Any) -> Callable[[Function], Function]:
                 return args
             return model, *args[1:]
 
-        wrapper: Any = readable(explaining(function, prepare=prepare))
+        wrapper: Any = readable(
+            explaining(_outside_inference_mode(function), prepare=prepare)
+        )
         wrapper.description = description
         word, package = function.__name__, function.__module__
         is_package = hasattr(sys.modules[package], "__path__")
@@ -291,6 +294,22 @@ def readable(function: Function) -> Function:
     return function
 
 
+def _outside_inference_mode(function: Function) -> Function:
+    """Call a function outside the user's inference mode, in which gradients are zero
+    without a word.
+    """
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if torch is None or not torch.is_inference_mode_enabled():
+            return function(*args, **kwargs)
+        with autograd.restored(inference=False):
+            return function(*args, **kwargs)
+
+    return cast(Function, call)
+
+
 def _check(parameter: Parameter, value: Any) -> None:
     """Refuse a number that is too small, and what is no choice or no flag."""
     if parameter.kind == "integer" and parameter.least is not None:
@@ -302,7 +321,11 @@ def _check(parameter: Parameter, value: Any) -> None:
         return
     # What is declared as one of several words is nothing else.
     choices: tuple[Any, ...] = parameter.choices
-    is_wrong = isinstance(parameter, _Typed)
+    # Some take an object of ours in place of a word.
+    is_plain = isinstance(value, bool | int | float | bytes | list | tuple | dict)
+    is_wrong = isinstance(parameter, _Typed) and (is_plain or value is None)
+    if value is None and parameter.default is None:
+        is_wrong = False
     if parameter.kind == "flag":
         # NumPy's are called so too.
         choices, is_wrong = (True, False), "bool" not in type(value).__name__

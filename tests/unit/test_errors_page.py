@@ -143,7 +143,7 @@ CALLS: dict[str, Callable[[], object]] = {
         lambda: hs.anatomy(tiny("llama")).save("anatomy.xyz")
     ),
     "Cannot call …: … must be …, got …": (
-        lambda: hs.compare(tiny("llama"), "the cat", "the mat", truncate="yes")
+        lambda: hs.compare(tiny("llama"), 5.5, "the mat")
     ),
 }
 

@@ -49,9 +49,9 @@ def story(report: EntropyReport, result: Result) -> Iterator[Section]:
     lowest, highest = report.bits.lowest, report.bits.highest
     sentences = [
         f"Over {counted(report.tokens, 'token')}, {lowest.site} is the most certain,"
-        f" with a mean entropy of {lowest.value:.2f} bits.",
+        f" with a mean entropy of {lowest.value:.4f} bits.",
         f"{highest.site} is the least certain, with {highest.value:.2f} bits.",
-        f"Random states have {report.random_bits:.2f} bits.",
+        f"Random states have {report.random_bits:.4f} bits.",
     ]
     if len(sites) == 1:
         sentences[:2] = [

@@ -311,8 +311,9 @@ class Subject:
     @property
     def labelled(self) -> tuple[list[str], list[int]]:
         """Twelve texts with two labels that mean nothing."""
-        texts = [f"{'the cat' if k % 2 else 'on or of'} number {k}" for k in range(12)]
-        return texts, [k % 2 for k in range(12)]
+        labels = [k % 2 for k in range(12)]
+        words = ("on or of", "the cat")
+        return [f"{words[k % 2]} number {k}" for k in range(12)], labels
 
     @property
     def answered(self) -> list[tuple[str, int]]:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from queue import Empty, Queue
 from types import FrameType
@@ -94,7 +95,7 @@ def assert_never_changed(ask: Ask, modules: Sequence[nn.Module]) -> None:
     """
     tensors: list[tuple[dict[str, Any], str, Tensor]] = []
     configs: dict[int, Any] = {}
-    parts = [part for module in modules for part in module.modules()]
+    parts = list(chain.from_iterable(module.modules() for module in modules))
     for part in parts:
         for table in (part._parameters, part._buffers):
             tensors += [

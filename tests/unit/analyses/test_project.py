@@ -346,7 +346,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"data": [str(k) for k in range(12)]}, "all 12 labels are different"),
     ({"data": ["a"] * 11 + [None]}, "A label is missing"),
     ({"data": "cities-incomplete"}, "it has 50 texts, and the states are of 12"),
-    ({"method": 5}, "No method '5'"),
+    ({"method": 5}, "method must be 'umap' or"),
     ({"seed": -1}, "seed must be an integer >= 0: got -1"),
     ({"pool": "second"}, "No pooling 'second'"),
     ({"source": 5}, "Give a model, a list of models, or states"),

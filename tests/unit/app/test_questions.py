@@ -250,7 +250,7 @@ def test_a_failed_job_says_why(bench: Bench, tiny_name: str, root: Path) -> None
     assert bench.answer("lens", tiny_name, texts="after that", k=1)
     # What an encoder cannot say of a state is a sentence in its place.
     state = bench.answer("state", encoder, **cell)["state"]
-    assert "no language-model head" in state["lens"]
+    assert "no head, and makes no logits" in state["lens"]
 
 
 def test_a_text_that_is_the_path_of_a_file_is_a_text(

@@ -353,7 +353,7 @@ def test_states_are_those_that_hooks_placed_by_hand_show(
     if build is Encoder:
         assert not facts["makes_logits"]
         assert torch.equal(hs.record(model, [TEXT]).states["final"], output)
-        with pytest.raises(PassError, match="no language-model head"):
+        with pytest.raises(PassError, match="no head, and makes no logits"):
             hs.lens(model, TEXT)
         return
     assert torch.equal(hs.record(model, [TEXT], (), logits=True).logits, output)

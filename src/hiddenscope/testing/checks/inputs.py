@@ -306,6 +306,7 @@ def check_a_second_call(entry: Entry, subject: Subject) -> None:
 def check_the_seed_decides(entry: Entry, subject: Subject) -> None:
     """One seed gives one answer, and is not passed over."""
     only_if(entry.is_random, "it takes no seed")
+    answered(entry, subject)
     same = asked_again(entry, subject, seed=5)
     none_of(
         differences(same, asked_again(entry, subject, seed=5)), "with one seed twice"

@@ -4,6 +4,7 @@ import traceback
 import warnings
 from collections.abc import Mapping
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -175,7 +176,7 @@ def check_every_token_is_told(entry: Entry, subject: Subject) -> None:
     texts: Any = entry.arguments(subject).get("texts")
     only_if(texts is not None, "it takes no texts")
     encoded = subject.model.encode(texts)
-    expected = [token for ids in encoded.ids for token in ids]
+    expected = list(chain.from_iterable(encoded.ids))
     if encoded.targets is not None or len(data["id"]) > len(expected):
         only_if(not subject.encoder_decoder, "its texts have two sides")
     hold(
