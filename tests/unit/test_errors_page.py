@@ -143,7 +143,7 @@ CALLS: dict[str, Callable[[], object]] = {
         lambda: hs.anatomy(tiny("llama")).save("anatomy.xyz")
     ),
     "Cannot call …: … must be …, got …": (
-        lambda: hs.compare(tiny("llama"), 5.5, "the mat")
+        lambda: hs.attention(tiny("llama"), "the cat", layers=5.5)
     ),
 }
 
