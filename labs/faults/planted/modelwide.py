@@ -294,7 +294,10 @@ def wrong_buckets(parts: ModelParts, path: str, rng: Rng) -> Damage:
     """Relative distances in the wrong buckets."""
     part: Any = parts.modules[path]
     if rng.random() < 0.5:
-        part.relative_attention_max_distance //= 4
+        # Half of the buckets are for single distances, which must not reach as far.
+        shorter = part.relative_attention_max_distance // 4
+        buckets = part.relative_attention_num_buckets
+        part.relative_attention_max_distance = max(shorter, buckets)
         return Damage(f"distances up to {part.relative_attention_max_distance}")
     part.relative_attention_num_buckets //= 2
     return Damage(f"{part.relative_attention_num_buckets} buckets")

@@ -17,6 +17,8 @@ LEVEL = 0.95
 MIN_BOOTSTRAPPED = FEWEST_GROUPS
 BOOTSTRAPS = 999
 FARTHEST = 1e6
+# Of the largest value of any column.
+SAME = 1e-6
 TINY = float(np.finfo(float).tiny)
 # Standard deviations from a normal estimate to either end of its interval: 1.96.
 Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
@@ -145,7 +147,9 @@ def reach_of_all(
     # A group may weigh nothing.
     with np.errstate(divide="ignore", invalid="ignore"):
         ordered = np.sort(sums / sizes, axis=0)
-    same = (ordered[half - 1 :] == ordered[: count - half + 1]).any(0)
+    # What differs by rounding alone, beside the other columns, is the same.
+    rounding = SAME * np.abs(ordered[np.isfinite(ordered)]).max(initial=0.0)
+    same = (ordered[half - 1 :] - ordered[: count - half + 1] <= rounding).any(0)
     parts = (sums - sizes * (sums.sum(0) / sizes.sum(0)))[:, ~same]
     sizes = sizes[:, ~same]
     generator = np.random.default_rng(0)

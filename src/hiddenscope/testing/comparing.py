@@ -37,8 +37,8 @@ def turned(expected: Any, found: Any, up_to_sign: Mapping[str, str]) -> xarray.D
     """Return the numbers that were found, with each direction turned as expected.
 
     >>> one = xarray.Dataset({"basis": (("rank", "width"), [[1.0, 2.0], [3.0, 4.0]])})
-    >>> turned(one, one * [-1.0, 1.0], {"basis": "width"}).basis.values.tolist()
-    [[1.0, -2.0], [3.0, -4.0]]
+    >>> turned(one, one * -1.0, {"basis": "width"}).basis.values.tolist()
+    [[1.0, 2.0], [3.0, 4.0]]
     """
     first, second = data_of(expected), data_of(found)
     changed = {}

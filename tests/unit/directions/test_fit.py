@@ -292,6 +292,8 @@ def test_texts_of_a_model_are_fed_without_their_first_tokens() -> None:
 def test_an_interrupted_run_goes_on_to_the_same_numbers(
     prefixes: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Servers of other tests may have threads of their own.
+    others = threading.active_count()
     rows, _ = planted(900)
     monkeypatch.setattr(feeding, "PORTION", 2**14)
     training = replace(SHORT, tokens=6_000, batch=50, prefixes=prefixes)
@@ -318,7 +320,7 @@ def test_an_interrupted_run_goes_on_to_the_same_numbers(
     assert amounts[-1] == (120, 120)
     # A run that is done is not done again.
     assert same(whole, hs.Dictionary.fit(states_of(rows), checkpoint=path, **options))
-    assert threading.active_count() < 4
+    assert threading.active_count() < others + 3
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def check_analysis(
     seconds each.
 
     >>> import hiddenscope as hs
-    >>> check_analysis(hs.anatomy, subjects=[SUBJECTS["gpt2"]])
+    >>> check_analysis(hs.embed, subjects=[SUBJECTS["gpt2"]])
     """
     entry = Entry(analysis, ask)
     failures = []
