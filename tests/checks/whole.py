@@ -100,14 +100,14 @@ def main() -> int:
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
         waiting = [pool.submit(tried, *pair, checks) for pair in pairs]
         for number, done in enumerate(as_completed(waiting), 1):
-            one = done.result()
-            for line in one.broken:
+            counted = done.result()
+            for line in counted.broken:
                 print(f"{line.check}: {line.word} on {line.subject}: {line.problem}")
             total = Counted(
-                total.kept + one.kept,
-                total.silent + one.silent,
-                total.broken + one.broken,
-                total.seconds + one.seconds,
+                total.kept + counted.kept,
+                total.silent + counted.silent,
+                total.broken + counted.broken,
+                total.seconds + counted.seconds,
             )
             print(f"{number} of {len(waiting)}", end="\r", file=sys.stderr, flush=True)
     print(

@@ -2,12 +2,13 @@
 
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import chain
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 import hiddenscope as hs
 from hiddenscope.testing.checks.law import (
@@ -20,7 +21,6 @@ from hiddenscope.testing.checks.law import (
     result_of,
 )
 from hiddenscope.testing.entries import Entry, Outcome, data_of, outcome, outcome_of
-from hiddenscope.testing.passes import counted_passes
 from hiddenscope.testing.subjects import Subject
 
 SITES = ("site", "sites")
@@ -55,6 +55,26 @@ def hold_ours(came: Outcome, where: str = "", *, of_none: bool = False) -> None:
         says = part and (of_none or "None" not in part)
         hold(says, f"{where}an error that says nothing: {error}")
     hold(error.remedy.endswith((".", "?")), f"{where}no sentence: {error.remedy}")
+
+
+def counted_passes(
+    module: nn.Module, ask: Callable[[], Any]
+) -> tuple[Exception | None, int]:
+    """Ask, and return the error that came of it and how many passes were run."""
+    passes = 0
+
+    def count(*_: Any) -> None:
+        nonlocal passes
+        passes += 1
+
+    handle = module.register_forward_pre_hook(count)
+    try:
+        ask()
+    except Exception as error:
+        return error, passes
+    finally:
+        handle.remove()
+    return None, passes
 
 
 @law()
