@@ -107,7 +107,7 @@ def test_an_estimate_is_exact_for_changes_that_are_small(name: str) -> None:
         for method in ("integrated", "gradient"):
             estimated = effects.estimate(method)[tuple(some.T)]
             off = np.abs(estimated - found).sum()
-            assert off < 0.01 * np.abs(found).sum(), (method, kind)
+            assert off < 0.05 * np.abs(found).sum(), (method, kind)
 
 
 def test_what_writes_the_same_has_no_effect() -> None:
