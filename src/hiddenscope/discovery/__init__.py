@@ -23,7 +23,13 @@ from hiddenscope.discovery.anatomy import (
 from hiddenscope.discovery.blocks import state_at
 from hiddenscope.discovery.find import find, find_inside, still_holds
 from hiddenscope.discovery.trace import Tap, arguments
-from hiddenscope.discovery.vocabulary import text_config, trial_ids, vocabulary, window
+from hiddenscope.discovery.vocabulary import (
+    target_window,
+    text_config,
+    trial_ids,
+    vocabulary,
+    window,
+)
 from hiddenscope.modules.calls import accepts
 
 __all__ = [
@@ -41,6 +47,7 @@ __all__ = [
     "find_inside",
     "state_at",
     "still_holds",
+    "target_window",
     "text_config",
     "trial_ids",
     "vocabulary",

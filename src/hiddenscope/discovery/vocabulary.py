@@ -53,9 +53,8 @@ def trial_shapes(
     module: nn.Module, usual: Sequence[TrialShape]
 ) -> Sequence[TrialShape]:
     """Return the usual shapes of two trial passes, or shapes for a short window."""
-    config = getattr(module, "config", None)
     needed = max(max(shape[1:]) for shape in usual)
-    limits = window(module), getattr(config, "max_decoder_position_embeddings", None)
+    limits = window(module), target_window(module)
     longest = min([needed, *filter(None, limits)])
     if longest == needed:
         return usual
@@ -131,10 +130,16 @@ def _declared_vocabulary(module: nn.Module) -> int | None:
     return min(sizes, default=None)
 
 
-def text_config(module: nn.Module) -> Any:
-    """Return the configuration of a module's texts, which may be a part of it."""
+def text_config(module: nn.Module, stack: str = "encoder") -> Any:
+    """Return the configuration of a module's texts, which may be a part of it.
+
+    A model that is composed of an encoder and a decoder has one for the texts of each.
+    """
     config: Any = getattr(module, "config", None)
-    return config.gettext_config() if hasattr(config, "gettext_config") else config
+    for name in (stack, "text_encoder", "text_config"):
+        part = getattr(config, name, None)
+        config = part if hasattr(part, "to_dict") else config
+    return config
 
 
 def window(module: nn.Module) -> int | None:
@@ -144,12 +149,8 @@ def window(module: nn.Module) -> int | None:
     looks one place ahead: these places of a table of positions stay free.
     """
     config = text_config(module)
-    limits = []
-    for name in WINDOWS:
-        limit = getattr(config, name, None)
-        if isinstance(limit, int) and limit > 0:
-            limits.append(limit)
-            break
+    named = _named_window(config)
+    limits = [] if named is None else [named]
     # CANINE's positions have a table as long as those of its characters.
     buckets = getattr(config, "num_hash_buckets", None)
     if isinstance(buckets, int):
@@ -165,6 +166,21 @@ def window(module: nn.Module) -> int | None:
     if calls.plain_parameters(module) is not None:
         limits += _measured(module).windows
     return min(limits, default=None)
+
+
+def target_window(module: nn.Module) -> int | None:
+    """Return the longest text of a decoder, where it has a limit of its own."""
+    config = text_config(module, "decoder")
+    if config is text_config(module):
+        return getattr(config, "max_decoder_position_embeddings", None)
+    return _named_window(config)
+
+
+def _named_window(config: Any) -> int | None:
+    """Return the first limit that a configuration names."""
+    limits = (getattr(config, name, None) for name in WINDOWS)
+    named = (limit for limit in limits if isinstance(limit, int) and limit > 0)
+    return next(named, None)
 
 
 class _Limits(NamedTuple):

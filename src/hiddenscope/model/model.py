@@ -25,6 +25,7 @@ from hiddenscope.discovery import (
     find,
     find_inside,
     still_holds,
+    target_window,
     text_config,
     trial_ids,
     vocabulary,
@@ -708,7 +709,7 @@ def _text_encoder(loaded: Loaded, module: nn.Module) -> TextEncoder:
         loaded.name,
         start=_first_id(starts, largest),
         pad=_first_id(pads, size) or 0,
-        target_window=getattr(config, "max_decoder_position_embeddings", None),
+        target_window=target_window(module),
         shortest=shortest if isinstance(shortest, int) else 1,
     )
 

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 import hiddenscope as hs
-from hiddenscope.discovery import Anatomy, Tap, arguments, find, vocabulary
+from hiddenscope.discovery import Anatomy, Tap, arguments, find, vocabulary, window
 from hiddenscope.errors import AnatomyError, SiteError
+from hiddenscope.passes.unembed import Unembedding
 from hiddenscope.sites import Site
 from hiddenscope.testing import (
     build,
@@ -388,6 +389,21 @@ def with_positions(family: str, positions: int) -> nn.Module:
     row["config"][name] = positions
     module = type(tiny_model(family)).__name__
     return build({**row, "model_class": module})
+
+
+def test_a_part_of_the_configuration_limits_the_texts() -> None:
+    rows = conformance_rows()
+    assert window(build(rows["Gemma3ForConditionalGeneration"])) == 128
+    row = rows["EncoderDecoderModel"]
+    row["config"]["decoder"]["max_position_embeddings"] = 24
+    composed = hs.load((build(row), None))
+    assert composed.text_encoder.window == 128
+    assert composed.text_encoder.target_window == 24
+    # Thirty states fill two of the decoder's texts.
+    logits = Unembedding(composed).logits_of(
+        torch.randn(30, 64), Site(3, "", "decoder")
+    )
+    assert logits.shape == (30, 128)
 
 
 @pytest.mark.parametrize("family", ["albert", "gpt2", "roberta", "bart"])
