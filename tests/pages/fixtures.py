@@ -60,7 +60,7 @@ def show(contexts: Contexts, tmp_path: Path) -> Iterator[Opener]:
         context = contexts(viewport=size, offline=True, **options)
         page = context.new_page()
         pages.append(page)
-        _listen(page, path, wrong)
+        listen(page, path, wrong)
         if before:
             page.add_init_script(before)
         return opened(page, path, fragment)
@@ -72,7 +72,7 @@ def show(contexts: Contexts, tmp_path: Path) -> Iterator[Opener]:
     assert wrong == []
 
 
-def _listen(page: Page, path: Path, wrong: list[str]) -> None:
+def listen(page: Page, path: Path, wrong: list[str]) -> None:
     """Keep everything that a page does and should not."""
 
     def is_own(url: str) -> bool:

@@ -1,5 +1,5 @@
 """The page of every kind of result: one sentence, then the picture; it fits a
-telephone, in the light and the dark.
+telephone, in the light and the dark, asks for nothing, and complains of nothing.
 """
 
 from pathlib import Path
@@ -8,6 +8,7 @@ import pytest
 
 from hiddenscope.catalog import ANALYSES
 from hiddenscope.results import findings_of
+from tests.pages.fixtures import listen
 from tests.pages.looking import CONTRAST, PAINTED, WIDER, Contexts, Shown, opened
 from tests.registry import RUNS, result_of
 
@@ -40,13 +41,16 @@ def test_a_page_can_be_read_on_a_screen_and_on_a_telephone(
     result, path = result_of(word, int(place or 0)), tmp_path / "page.html"
     result.save(path)
     lead = next(iter(findings_of(result)))
+    wrong: list[str] = []
     screen = contexts(viewport=SCREEN).new_page()
+    listen(screen, path, wrong)
     check_the_claim_and_the_picture(opened(screen, path), lead, LOWEST)
     screen.close()
     still = {"reduced_motion": "reduce"}  # so that no colour is on its way to another
     telephone = contexts(
         viewport=TELEPHONE, offline=True, has_touch=True, is_mobile=True, **still
     ).new_page()
+    listen(telephone, path, wrong)
     shown = opened(telephone, path)
     check_the_claim_and_the_picture(shown, lead, LOWEST_ON_A_TELEPHONE)
     assert telephone.evaluate(WIDER, TELEPHONE["width"]) == []
@@ -68,6 +72,9 @@ def test_a_page_can_be_read_on_a_screen_and_on_a_telephone(
         telephone.evaluate(PAINTED)
         assert telephone.evaluate(CONTRAST) == [], scheme
     telephone.close()
+    for page in (screen, telephone):
+        page.context.unroute_all()
+    assert wrong == []
 
 
 def test_every_kind_is_looked_at() -> None:
