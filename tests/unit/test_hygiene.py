@@ -11,6 +11,7 @@ from torch import nn
 import hiddenscope as hs
 from hiddenscope.errors import AnatomyError, NotFinite, PassError
 from hiddenscope.testing import identity_block, nan_weight, tiny_model
+from hiddenscope.testing.untouched import is_free
 
 Hanging = Callable[[nn.Module], dict[str, Any]]
 TEXT = [7, 99, 23, 64, 31]
@@ -189,5 +190,4 @@ def test_a_lock_is_free_after_an_error(model: hs.Model, family: str) -> None:
     with pytest.raises(KeyboardInterrupt):
         model.capture([TEXT])
     handle.remove()
-    assert model.lock.acquire(blocking=False)
-    model.lock.release()
+    assert is_free(model.lock)

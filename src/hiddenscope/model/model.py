@@ -179,41 +179,6 @@ def is_loadable(source: object) -> bool:
     return isinstance(source, str | os.PathLike | nn.Module | Adapted | Quantised)
 
 
-class PassLock:
-    """Lets one thread at a time run passes on a model, which may take it repeatedly.
-
-    It may be released by another thread than the one that took it: a generator that
-    holds `hs.editing` may be closed by another thread than the one that started it.
-    """
-
-    def __init__(self) -> None:
-        self._free = threading.Condition()
-        self._owner: int | None = None
-        self._depth = 0
-
-    def acquire(self, blocking: bool = True) -> bool:
-        """Take the lock once no other thread holds it; tell whether it was taken."""
-        with self._free:
-            while self._owner not in (None, threading.get_ident()):
-                if not blocking:
-                    return False
-                self._free.wait()
-            self._owner = threading.get_ident()
-            self._depth += 1
-            return True
-
-    def release(self, *error: object) -> None:
-        """Release the lock, as often as it was taken."""
-        with self._free:
-            self._depth -= 1
-            if not self._depth:
-                self._owner = None
-                self._free.notify()
-
-    __enter__ = acquire
-    __exit__ = release
-
-
 @checked
 class Model:
     """A loaded network with its tokenizer.
@@ -239,7 +204,8 @@ class Model:
         self.name = loaded.name
         self.revision = loaded.revision
         self.sentences = loaded.sentences
-        self.lock = PassLock()
+        # One of Python's own: an interrupt never leaves it half-way.
+        self.lock = threading.RLock()
         self.trials = Trials(self.module, memory)
         self._anatomy = self._find()
         # Whether it has an encoder and a decoder, whose texts are targets.

@@ -46,6 +46,7 @@ from hiddenscope.passes.recording import (
     handed_on,
     named_arguments,
     pass_roots,
+    take_over,
     user_module,
 )
 from hiddenscope.sites import Site, SitePatterns
@@ -119,7 +120,10 @@ def editing(
     # As in `recording`: Ctrl-C within torch's own `no_grad` would leave gradients off.
     unchanged = autograd.restored_after_error()
     with lock, unchanged, hooks.watching(follower.watches()):
-        yield
+        try:
+            yield
+        finally:
+            take_over(lock)
     if not follower.passes:
         raise PassError(
             "Nothing was changed",

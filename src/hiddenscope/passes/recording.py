@@ -8,6 +8,7 @@ that it rejected: the cache shows whether it was left alone.
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -125,6 +126,18 @@ def user_module(
             "Give and call the module inside it.",
         )
     return find(model), model, nullcontext()
+
+
+def take_over(lock: Any) -> None:
+    """Let this thread release a model's lock, where another one took it.
+
+    A generator that holds `hs.editing` may be closed by another thread than the one
+    that started it.
+    """
+    if isinstance(lock, nullcontext) or lock._is_owned():
+        return
+    depth, _ = lock._release_save()
+    lock._acquire_restore((depth, threading.get_ident()))
 
 
 def pass_roots(module: nn.Module, anatomy: Anatomy) -> list[nn.Module]:
@@ -442,7 +455,10 @@ def recording(
     # before it turns gradients on again. Ctrl-C at that moment would leave them off.
     unchanged = autograd.restored_after_error()
     with lock, unchanged, checked, hooks.watching(watches):
-        yield recorded
+        try:
+            yield recorded
+        finally:
+            take_over(lock)
 
 
 def _probes_by_site(

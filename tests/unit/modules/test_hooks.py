@@ -26,6 +26,7 @@ from hiddenscope.testing.untouched import (
     assert_interrupts_leave_nothing,
     assert_never_changed,
     assert_others_get_their_numbers,
+    is_free,
     modes,
     tracing,
 )
@@ -131,8 +132,7 @@ def test_an_interrupt_at_any_line_leaves_nothing_behind(
         installation.remove_leftovers()  # as the next pass does first
         where = f"interrupted at line {at} of those that were run"
         assert hanging(model.module) == before, where
-        assert model.lock.acquire(blocking=False), where
-        model.lock.release()
+        assert is_free(model.lock), where
     assert stopped > 50
     assert torch.equal(model.capture(IDS).values, expected)
 
@@ -222,12 +222,8 @@ def test_a_generator_that_edits_may_be_closed_by_another_thread() -> None:
 
     begun = edited()
     next(begun)
-    taken: list[bool] = []
-    for target in (
-        begun.close,
-        lambda: taken.append(model.lock.acquire(blocking=False)),
-    ):
-        thread = threading.Thread(target=target)
-        thread.start()
-        thread.join()
-    assert taken == [True]
+    assert not is_free(model.lock)
+    thread = threading.Thread(target=begun.close)
+    thread.start()
+    thread.join()
+    assert is_free(model.lock)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -224,11 +223,10 @@ def _compare_live(
     by = "path" if live.taps is reference.taps else "site"
     pairing = Pairing(by=by, pairs=pairs)
     sides = ComparedSides.on_equal_terms(reference, live)
-    with ExitStack() as stack:
-        models = [side for side in (model, candidate) if isinstance(side, Model)]
-        # Always in one order, so that two comparisons cannot wait for each other.
-        for side in sorted(models, key=id):
-            stack.enter_context(side.lock)
+    models = [side for side in (model, candidate) if isinstance(side, Model)]
+    # Always in one order, so that two comparisons cannot wait for each other.
+    models.sort(key=id)
+    with models[0].lock, models[-1].lock:
         comparison = _compare_by_parts(model, sides, inputs, pairing, options)
     if isinstance(candidate, Model):
         comparison.sources = [comparison.sources[0], candidate.source(None).to_json()]
