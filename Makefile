@@ -1,5 +1,5 @@
 # The same commands for people and for checks. `make demo` is the place to start.
-# PYTHON=python3.12 make demo   chooses the interpreter; everything is installed in .venv and nowhere else.
+# PYTHON=python3.12 make demo   chooses the interpreter; packages go into .venv and node_modules.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -123,7 +123,7 @@ faults: $(EVERYTHING) ## Plant faults in models, let drift look for them, and wr
 	$(BIN)/python -m labs.faults.systematic --write
 
 laws: $(EVERYTHING)   ## Hold every analysis to every check on every subject (an hour or two). PART=2/6 make laws   runs a part.
-	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.checks.whole --dear --jobs $(shell nproc) --part $(or $(PART),1/1)
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.checks.whole --slow --jobs $(shell nproc) --part $(or $(PART),1/1)
 
 truth: $(EVERYTHING)  ## Score the analyses on models whose inner workings are known, and write docs/truth.md (half an hour, of which training is cached).
 	$(BIN)/python -m labs.truth --peers --write

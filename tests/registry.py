@@ -134,7 +134,7 @@ def extracted(model: Any, texts: Any) -> Any:
 class Entry(hs.testing.Entry):
     """One analysis, as it is asked where all of them are tried.
 
-    `ask` says what the smallest question about a subject has beyond what is required.
+    `ask` says what the usual question about a subject has beyond what is required.
     `results` make every kind of result that it can give, on tiny models of several
     families. `request` is what the workbench is sent, if it offers the analysis.
     `noise` makes a result of something that means nothing, and `planted` one of a truth
@@ -260,6 +260,7 @@ ENTRIES: dict[str, Entry] = {
     "project": Entry(
         hs.project,
         lambda subject: {"data": subject.labelled, "method": "pca"},
+        seeded={"data": ([f"number {k}" for k in range(30)], [0, 1] * 15)},
         of_copies_too=("shown", "trust"),
         up_to_sign={"x": "text", "y": "text"},
         results=(
@@ -327,6 +328,10 @@ ENTRIES: dict[str, Entry] = {
     "visibility": Entry(
         hs.visibility,
         lambda subject: {"texts": subject.one_input},
+        seeded={
+            "texts": ["The cat sat on the mat.", "No rest on a mat of cats."],
+            "sampling": hs.Sampling(per_text=2),
+        },
         results=(
             lambda: hs.visibility(tiny("llama"), TEXT, influence="l1"),
             lambda: hs.visibility(tiny("llama"), TEXT, influence="frobenius"),

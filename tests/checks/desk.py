@@ -40,7 +40,7 @@ def parameters_of(entry: Entry) -> dict[str, Parameter]:
 
 
 def question(entry: Entry, subject: Subject) -> dict[str, Any]:
-    """Ask the smallest question about a subject in words.
+    """Ask the usual question about a subject in words.
 
     It has what is required, and what the entry's request says.
     """

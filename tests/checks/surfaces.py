@@ -17,7 +17,7 @@ from hiddenscope.cli.main import app
 from hiddenscope.cli.terminal import visible
 from hiddenscope.results import findings_of
 from hiddenscope.testing import Subject
-from hiddenscope.testing.checks.law import hold, none_of, only_if, ours, result_of
+from hiddenscope.testing.checks.law import answer_of, hold, none_of, only_if, result_of
 from hiddenscope.testing.comparing import differences, flat_facts
 from hiddenscope.testing.entries import Outcome
 from tests.checks.desk import Desk, Words, options, parameters_of, question
@@ -60,7 +60,7 @@ def hold_commanded(entry: Entry, subject: Subject, desk: Desk, words: Words) -> 
     if came.refused:
         hold_refused(came, said.code, said.complained, entry)
         return
-    answer = ours(came)
+    answer = answer_of(came)
     drifted = is_result and bool(answer.facts.get("drifted"))
     hold(said.code == int(drifted), f"it exits with {said.code}: {said.complained}")
     hold(not said.complained, f"it complains: {said.complained}")
@@ -95,9 +95,13 @@ def check_the_request_gives_what_python_gives(
     same, and its command is the one that says what Python says.
     """
     words = question(entry, subject)
-    targets_apart = "targets" in words and not entry.takes("targets")
-    only_if(not targets_apart, "a form takes no text of a decoder by itself")
+    only_if(fits_a_form(entry, words), "a form takes no text of a decoder by itself")
     hold_requested(entry, subject, desk, words)
+
+
+def fits_a_form(entry: Entry, words: Words) -> bool:
+    """Tell whether a form has a field for the text of a decoder, where there is one."""
+    return "targets" not in words or entry.takes("targets")
 
 
 def check_every_option_reaches_the_analysis(
@@ -114,7 +118,7 @@ def check_every_option_reaches_the_analysis(
         came = desk.python(entry, subject, more)
         moved += came.refused or bool(differences(before.answer, came.answer))
         hold_commanded(entry, subject, desk, more)
-        if parameters_of(entry)[name].in_form:
+        if parameters_of(entry)[name].in_form and fits_a_form(entry, words):
             hold_requested(entry, subject, desk, more)
     only_if(not before.refused, "it is refused")
     hold(moved or not words, "no option changes anything")
@@ -132,7 +136,7 @@ def hold_requested(entry: Entry, subject: Subject, desk: Desk, words: Words) -> 
         assert isinstance(came.error, hs.errors.Error)
         hold(came.error.reason in told, f"{told!r}, and Python says {came.error}")
         return
-    expected = ours(came)
+    expected = answer_of(came)
     hold(job["state"] == "done", f"the page fails: {job.get('error')}")
     answer = desk.bench.ask("GET", f"/api/results/{job['result']}").json
     found = desk.bench.result(answer, desk.data)

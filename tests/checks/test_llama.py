@@ -1,4 +1,4 @@
-"""Every check that is not dear, of every analysis, on a tiny llama."""
+"""Every check that is not slow, of every analysis, on a tiny llama."""
 
 import pytest
 

@@ -14,7 +14,7 @@ from tests.registry import ENTRIES
 CHECKS = [name for name in vars(surfaces) if name.startswith("check_")]
 
 # A question for every option.
-DEAR = ("check_every_option_reaches_the_analysis",)
+SLOW = ("check_every_option_reaches_the_analysis",)
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +28,7 @@ def cases() -> Iterator[Any]:
     for subject in ("llama", "bert", "t5"):
         for word in ENTRIES:
             for check in CHECKS:
-                quick = subject == "llama" and check not in DEAR
+                quick = subject == "llama" and check not in SLOW
                 marks = () if quick else (pytest.mark.slow,)
                 name = check.removeprefix("check_")
                 id_ = f"{name}-{word}-{subject}"

@@ -1,4 +1,4 @@
-"""Every check that is not dear, of every analysis, on a tiny t5."""
+"""Every check that is not slow, of every analysis, on a tiny t5."""
 
 import pytest
 

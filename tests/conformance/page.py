@@ -191,7 +191,7 @@ def _switches() -> Iterator[str]:
         "A multiplier of 1, a soft cap that is not set or a window as long as the text"
         " would let a mistake pass unseen. The tiny configurations had"
         f" {sum(counts.values())} such switches in {len(types)} model types, and now"
-        " have them where they act; each changes what its model gives back."
+        " set them to values that act; each changes what its model gives back."
         f" {counts['published']} are set by published models:"
     )
     yield ""

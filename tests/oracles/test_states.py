@@ -32,6 +32,10 @@ def test_profile(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_profile_of_neurons(family: str) -> None:
     texts = [f"{TEXT} {OTHER} {number}" for number in range(4)]
+    if family == "gemma3_text":
+        # Where a window is short, tokens after the same few tokens have equal states,
+        # of which rounding chooses the strongest.
+        texts = ["The cat sat.", "A mat of it rests on one", "No dog is", "On it: rats"]
     sites = "encoder.*.mlp.neurons" if family == "t5" else "*.mlp.neurons"
     check("profile", tiny(family), {"texts": texts, "sites": sites})
 
@@ -126,7 +130,8 @@ def test_probe_of_numbers() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_examples_of_a_neuron(family: str) -> None:
     stack = "encoder." if family == "t5" else ""
-    asked = {"directions": f"{stack}layer.2.mlp.neuron.7", "texts": [TEXT, OTHER]}
+    other = "A mat is one of the cats" if family == "gemma3_text" else OTHER
+    asked = {"directions": f"{stack}layer.2.mlp.neuron.7", "texts": [TEXT, other]}
     check("examples", tiny(family), asked)
 
 

@@ -55,7 +55,8 @@ def test_an_analysis_is_one_word_everywhere() -> None:
         assert callable(getattr(hs, word))
         assert word in get_command(app).commands  # type: ignore[attr-defined]
         assert (ROOT / "docs" / f"{word}.md").is_file()
-        assert any((ROOT / "tests" / "unit").glob(f"*/test_{word}.py")), word
+        test = f"test_{word}.py"
+        assert any((ROOT / "tests" / "unit").glob(f"*/{test}")), f"write a {test}"
         assert f"| [{word}]({word}.md) | {analysis.question} |" in questions
         assert re.search(rf"\bhs\.{word}\b", readme)
         assert f"](docs/{word}.md)" in readme

@@ -54,9 +54,10 @@ class Entry:
     copies are drawn though they count once. `up_to_sign` has the variables that are
     directions, or coordinates along them, each with the dimension that one sign holds
     for: which of two opposite directions is given, rounding may decide. `fitted` are
-    those of a fit that noise turns as it likes, which bfloat16 is. `tolerance` is how
-    near float32 is to float64, as the analysis states: fits that stop early are less
-    near than sums.
+    those of a fit that noise turns as it likes, which bfloat16 is. `seeded` are the
+    arguments with which its seed decides, where it does not in the usual question.
+    `tolerance` is how near float32 is to float64, as the analysis states: fits that
+    stop early are less near than sums.
     """
 
     function: Callable[..., Any]
@@ -66,6 +67,7 @@ class Entry:
     of_copies_too: tuple[str, ...] = ()
     up_to_sign: Mapping[str, str] = field(default_factory=dict)
     fitted: tuple[str, ...] = ()
+    seeded: Mapping[str, Any] = field(default_factory=dict)
     tolerance: float = ROUNDING
 
     @property
@@ -105,7 +107,7 @@ class Entry:
         return self.takes("seed")
 
     def arguments(self, subject: Subject) -> dict[str, Any]:
-        """Return the arguments of the smallest question about a subject."""
+        """Return the arguments of the usual question about a subject."""
         arguments: dict[str, Any] = {self.model_name: subject.model}
         for parameter in self.description.parameters:
             needed = parameter.required or parameter.kind in ("text", "texts")
@@ -119,7 +121,7 @@ class Entry:
         return arguments
 
     def run(self, subject: Subject, **changes: Any) -> Any:
-        """Ask the smallest question, with some arguments changed."""
+        """Ask the usual question, with some arguments changed."""
         return self.function(**{**self.arguments(subject), **changes})
 
 
@@ -138,7 +140,7 @@ class Outcome:
 
 @cache
 def outcome(entry: Entry, subject: Subject) -> Outcome:
-    """Ask the smallest question once in a process, and keep what it came to."""
+    """Ask the usual question once in a process, and keep what it came to."""
     return outcome_of(lambda: entry.run(subject))
 
 

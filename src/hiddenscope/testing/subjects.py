@@ -47,10 +47,11 @@ class Unavailable(Exception):
 class Subject:
     """A model under trial, and what to ask of it.
 
-    `build` makes its module of a seed. `scaled` names the weights that write to the
-    residual stream: with all of them multiplied by one number, a model that normalises
-    what it reads computes the same. `requires` is a package that it cannot do
-    without. One that is not `castable` is bound to its dtype.
+    `build` makes its module from a seed. `scaled` names the weights that write to the
+    residual stream: with all of them multiplied by one number, the `factor`, a model
+    that normalises what it reads computes the same. `requires` is a package that it
+    cannot do without. The dtype of one that is not `castable` cannot be changed. `pad`
+    gives its tokenizer a padding token.
     """
 
     name: str
@@ -72,15 +73,20 @@ class Subject:
     def of(cls, model: hs.Model) -> "Subject":
         """Return a subject whose model is this one, such as one of your own.
 
+        It has the model's dtype, device and tokenizer; without one, the tiny one.
+
         >>> Subject.of(hs.load((tiny_model("gpt2"), tiny_tokenizer()))).site
         'layer.1'
         """
 
         def build(seed: int) -> nn.Module:
-            return copy.deepcopy(model.module) if seed == 0 else _redrawn(model.module)
+            return _redrawn(model.module, seed)
 
-        subject = cls(model.name, build)
+        weight = next(model.module.parameters())
+        subject = cls(model.name, build, weight.dtype, str(weight.device))
         vars(subject).update(model=model, module=model.module)
+        if model.tokenizer is not None:
+            vars(subject)["tokenizer"] = model.tokenizer
         return subject
 
     @cached_property
@@ -112,7 +118,7 @@ class Subject:
         return self.load(module)
 
     def built(self, seed: int) -> nn.Module:
-        """Build the module anew."""
+        """Build a fresh module from a seed."""
         if self.requires and importlib.util.find_spec(self.requires) is None:
             raise Unavailable(f"{self.name} needs {self.requires}")
         module = self.build(seed).eval()
@@ -209,7 +215,7 @@ class Subject:
 
     @property
     def causal(self) -> bool:
-        """Whether the stack that answers sees earlier tokens only."""
+        """Whether its decoder, or only stack, sees earlier tokens alone."""
         return self.model.anatomy.stacks[-1].causal
 
     @property
@@ -219,12 +225,12 @@ class Subject:
 
     @property
     def prefix(self) -> str:
-        """What begins the sites of the stack that answers."""
+        """What begins the sites of its decoder; empty where there is one stack."""
         return "decoder." if self.encoder_decoder else ""
 
     @property
     def site(self) -> str:
-        """A state in the middle of the stack that answers."""
+        """A state in the middle of its decoder, or of its only stack."""
         return f"{self.prefix}layer.1"
 
     @cached_property
@@ -247,7 +253,8 @@ class Subject:
 
     def prompt(self, text: str) -> str:
         """Return a text as a prompt: with a mask after it where the model fills in."""
-        return f"{text}<unk>." if self.fills_in else text
+        mask = getattr(self.tokenizer, "mask_token", None) or "<unk>"
+        return f"{text}{mask}." if self.fills_in else text
 
     @property
     def texts(self) -> list[str]:
@@ -281,7 +288,7 @@ class Subject:
 
     @property
     def contrasts(self) -> list[hs.Contrast]:
-        """Eight contrasts of one token each."""
+        """Eight contrasts, whose prompts differ in one token."""
         pairs = zip(WORDS, (*WORDS[1:], WORDS[0]), strict=True)
         return [
             hs.Contrast(
@@ -310,7 +317,7 @@ class Subject:
 
     @property
     def labelled(self) -> tuple[list[str], list[int]]:
-        """Twelve texts with two labels that mean nothing."""
+        """Twelve texts with two labels, which the first words give away."""
         labels = [k % 2 for k in range(12)]
         words = ("on or of", "the cat")
         return [f"{words[k % 2]} number {k}" for k in range(12)], labels
@@ -351,10 +358,12 @@ def _untie(module: nn.Module) -> Any:
     return head
 
 
-def _redrawn(module: nn.Module) -> nn.Module:
-    """Copy a module with the rows of its matrices in another order."""
+def _redrawn(module: nn.Module, seed: int) -> nn.Module:
+    """Copy a module with the rows of its matrices in another order, but for seed 0."""
     copied = copy.deepcopy(module)
-    generator = torch.Generator().manual_seed(1)
+    if seed == 0:
+        return copied
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in copied.parameters():
             if weight.ndim > 1:

@@ -355,6 +355,7 @@ def smallest_result(kind: str) -> dict[str, Any]:
     """The shortest file of a kind of result, as JSON."""
     with ZipFile(RECORDED) as packed:
         files = [file for file in packed.infolist() if file.filename.startswith(kind)]
+        assert files, f"no {kind} is recorded: run python -m tests.unit.views.record"
         smallest = min(files, key=lambda file: file.file_size)
         return dict(json.loads(packed.read(smallest)))
 

@@ -209,6 +209,7 @@ def names() -> list[str]:
 @cache
 def recorded(name: str) -> hs.Result:
     """Return a recorded result."""
+    assert name in names(), f"no {name}: run python -m tests.unit.views.record"
     with ZipFile(RESULTS) as archive, TemporaryDirectory() as folder:
         return hs.Result.load(archive.extract(f"{name}.json", folder))
 

@@ -136,6 +136,9 @@ def measure_neurons(source: Readable, site: Site, design: TokenDesign) -> Floats
             # A product adds up faster than a sum of truth values.
             outside = (batch_of != number - 1).float()
             active[number] += outside @ (sizes >= limit).float()
+    # Sums without a batch are off by rounding: what is below this share of the mean
+    # square over all tokens is 0.
+    nothing = CONSTANT * total["square"] / total["count"]
     rows = []
     for part, active_count in zip(parts, active, strict=True):
         count = part["count"]
@@ -147,8 +150,8 @@ def measure_neurons(source: Readable, site: Site, design: TokenDesign) -> Floats
         scatter = fourth - 4 * mean * third + 6 * mean**2 * second - 3 * mean**4
         # A neuron that never changes has no kurtosis, one that is always 0 nothing at
         # all.
-        changes = variance > CONSTANT * square
-        alive = square > 0
+        changes = variance > nothing
+        alive = square > nothing
         peak, write = (
             float(part[name][0] / part[name][1]) for name in ("peak", "write")
         )

@@ -1,4 +1,4 @@
-"""A second call of the smallest question, watched from all sides, once for all laws."""
+"""A second call of the usual question, watched from all sides, once for all laws."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import torch
 
-from hiddenscope.testing.checks.law import answered
+from hiddenscope.testing.checks.law import usual_answer
 from hiddenscope.testing.entries import Entry, Outcome, outcome_of
 from hiddenscope.testing.subjects import Subject
 from hiddenscope.testing.untouched import modes, state_of
@@ -25,7 +25,7 @@ class Again:
 @cache
 def again(entry: Entry, subject: Subject) -> Again:
     """Ask a second time, with other global seeds, and with gradients switched on."""
-    answered(entry, subject)  # what is tried once has been tried
+    usual_answer(entry, subject)  # what is tried once has been tried
     torch_before, numpy_before = torch.get_rng_state(), np.random.get_state()
     torch.manual_seed(991)
     np.random.seed(992)

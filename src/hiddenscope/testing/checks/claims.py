@@ -11,7 +11,7 @@ from typing import Any
 import hiddenscope as hs
 from hiddenscope.results.report import FEWEST_GROUPS
 from hiddenscope.testing.checks.law import (
-    asked,
+    answer_to,
     hold,
     law,
     none_of,
@@ -111,7 +111,10 @@ def check_sentences_are_computed(entry: Entry, subject: Subject) -> None:
         if any(map(_is_measured, first[template]))
         and first[template] == second[template]
     ]
-    none_of(same, "the same for other weights")
+    none_of(
+        [f"{', '.join(first[template])} in {template!r}" for template in same],
+        "the same for other weights: compute it, or say what is constant in words",
+    )
 
 
 def _is_measured(number: str) -> bool:
@@ -140,7 +143,8 @@ def check_copies_make_nothing_surer(entry: Entry, subject: Subject) -> None:
     if "sampling" in entry.kinds.values():
         # Draws from more texts are others.
         once, twice = once | {"sampling": EVERY}, twice | {"sampling": EVERY}
-    first, second = asked(entry, subject, **once), asked(entry, subject, **twice)
+    first = answer_to(entry, subject, **once)
+    second = answer_to(entry, subject, **twice)
     one, other = data_of(first), data_of(second)
     names = [str(name) for name in one.data_vars if SURE.search(str(name))]
     names = [name for name in names if not {"token", "text"} & set(one[name].dims)]

@@ -1,5 +1,9 @@
 """What a check is: a function of an entry and a subject that raises if its law is
 broken.
+
+An entry is an analysis with the arguments that it is asked with. Its usual question
+has only those that it requires. A question is refused where it ends in an error of
+hiddenscope's own.
 """
 
 from collections.abc import Callable
@@ -14,15 +18,15 @@ Function = Callable[[Entry, Subject], None]
 
 
 class NotApplicable(Exception):
-    """A law that says nothing of this analysis or of this subject, and why."""
+    """Raised where a law says nothing of this analysis or of this subject, with why."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """A law. A `dear` one takes seconds."""
+    """A registered law. Each `slow` one takes seconds."""
 
     function: Function
-    dear: bool = False
+    slow: bool = False
 
     @property
     def name(self) -> str:
@@ -37,11 +41,11 @@ class Check:
 CHECKS: dict[str, Check] = {}
 
 
-def law(*, dear: bool = False) -> Callable[[Function], Function]:
+def law(*, slow: bool = False) -> Callable[[Function], Function]:
     """Put a function among the checks."""
 
     def register(function: Function) -> Function:
-        check = Check(function, dear)
+        check = Check(function, slow)
         CHECKS[check.name] = check
         return function
 
@@ -55,45 +59,45 @@ def only_if(condition: object, why_not: str) -> None:
 
 
 def hold(condition: object, otherwise: str) -> None:
-    """Fail where the law is broken."""
+    """Fail unless a condition holds."""
     if not condition:
         raise AssertionError(otherwise)
 
 
 def fail(problem: str) -> NoReturn:
-    """Say what is broken."""
+    """Raise AssertionError, saying what is broken."""
     raise AssertionError(problem)
 
 
 def none_of(problems: list[str], what: str) -> None:
-    """Fail with the first problems of a list."""
+    """Fail if there are problems, with the first four."""
     if problems:
         more = f", and {len(problems) - 4} more" if len(problems) > 4 else ""
         fail(f"{what}: {'; '.join(problems[:4])}{more}")
 
 
-def answered(entry: Entry, subject: Subject) -> Any:
-    """Return the answer to the smallest question, where there is one."""
-    return ours(outcome(entry, subject))
+def usual_answer(entry: Entry, subject: Subject) -> Any:
+    """Return the answer to the usual question; stop where that is refused."""
+    return answer_of(outcome(entry, subject))
 
 
-def asked(entry: Entry, subject: Subject, **changes: Any) -> Any:
-    """Return the answer to the smallest question with other arguments."""
-    return ours(outcome_of(lambda: entry.run(subject, **changes)))
+def answer_to(entry: Entry, subject: Subject, **changes: Any) -> Any:
+    """Return the answer to a changed question; stop where it is refused."""
+    return answer_of(outcome_of(lambda: entry.run(subject, **changes)))
 
 
-def asked_again(entry: Entry, subject: Subject, **changes: Any) -> Any:
-    """Return the answer to a question that was answered before, in the same words or in
-    others: here a refusal is no excuse.
+def required_answer(entry: Entry, subject: Subject, **changes: Any) -> Any:
+    """Return the answer to a question that was answered before, perhaps in another
+    form; fail where it is refused.
     """
     came = outcome_of(lambda: entry.run(subject, **changes))
     if came.refused:
         fail(f"it was answered before, and is refused: {came.error}")
-    return ours(came)
+    return answer_of(came)
 
 
-def ours(came: Outcome) -> Any:
-    """Return the answer; what was refused is left to the laws of refusals."""
+def answer_of(came: Outcome) -> Any:
+    """Return the answer of an outcome; what was refused is left to other laws."""
     if came.refused:
         raise NotApplicable(f"it is refused: {came.error}")
     if came.error is not None:
@@ -102,8 +106,8 @@ def ours(came: Outcome) -> Any:
 
 
 def result_of(entry: Entry, subject: Subject) -> hs.Result:
-    """Return the result of the smallest question, where there is one."""
-    answer = answered(entry, subject)
+    """Return the result of the usual question, where there is one."""
+    answer = usual_answer(entry, subject)
     only_if(isinstance(answer, hs.Result), "it gives no Result")
     result: hs.Result = answer
     return result

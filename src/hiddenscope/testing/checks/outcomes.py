@@ -12,13 +12,13 @@ from torch import nn
 
 import hiddenscope as hs
 from hiddenscope.testing.checks.law import (
-    answered,
-    asked,
+    answer_to,
     fail,
     hold,
     law,
     only_if,
     result_of,
+    usual_answer,
 )
 from hiddenscope.testing.entries import Entry, Outcome, data_of, outcome, outcome_of
 from hiddenscope.testing.subjects import Subject
@@ -79,7 +79,7 @@ def counted_passes(
 
 @law()
 def check_gives_an_answer_or_our_error(entry: Entry, subject: Subject) -> None:
-    """The smallest question is answered, or refused in our words."""
+    """The usual question is answered, or refused in our words."""
     hold_ours(outcome(entry, subject))
 
 
@@ -121,7 +121,7 @@ def check_nonsense_is_refused(entry: Entry, subject: Subject) -> None:
     """A number that is too small, a word that is no choice, a site that is not there,
     texts that are none: each is refused in our words, and a word is named.
     """
-    answered(entry, subject)
+    usual_answer(entry, subject)
     parameters = entry.description.parameters
     only_if(parameters, "it takes nothing that can be nonsense")
     for parameter in parameters:
@@ -178,7 +178,7 @@ def check_sites_are_those_asked(entry: Entry, subject: Subject) -> None:
     """A pattern of sites is answered at every site that it names: `final` too."""
     only_if(entry.takes("sites"), "it takes no sites")
     pattern = f"{subject.prefix}layer.*,{subject.prefix}final"
-    data = data_of(asked(entry, subject, sites=pattern))
+    data = data_of(answer_to(entry, subject, sites=pattern))
     only_if("site" in data.coords and data["site"].ndim == 1, "it tells no sites")
     expected = set(map(str, subject.model.anatomy.select(pattern)))
     found = set(map(str, data["site"].values))
@@ -190,7 +190,7 @@ def check_sites_are_those_asked(entry: Entry, subject: Subject) -> None:
 @law()
 def check_every_token_is_told(entry: Entry, subject: Subject) -> None:
     """Every token of every text is there, once and in order; padding never is."""
-    data = data_of(answered(entry, subject))
+    data = data_of(usual_answer(entry, subject))
     only_if({"token", "id", "text"} <= set(data.coords), "it tells no tokens of texts")
     only_if(data["id"].dims == ("token",), "its tokens are others")
     texts: Any = entry.arguments(subject).get("texts")
@@ -209,7 +209,7 @@ def check_texts_are_those_asked(entry: Entry, subject: Subject) -> None:
     """The texts that a result says it is of are those that were given, in order, and
     no targets.
     """
-    attributes = data_of(answered(entry, subject)).attrs
+    attributes = data_of(usual_answer(entry, subject)).attrs
     texts: Any = entry.arguments(subject).get("texts")
     only_if(isinstance(texts, list) and isinstance(texts[0], str), "it takes others")
     for name, value in attributes.items():
@@ -265,7 +265,7 @@ def check_no_value_is_taken_for_one(entry: Entry, subject: Subject) -> None:
     """What is no value of a parameter is refused in our words, whatever else was asked:
     another kind of thing, an empty list, a name of nothing, a number out of bounds.
     """
-    answered(entry, subject)
+    usual_answer(entry, subject)
     for parameter in entry.description.parameters:
         values = list(NO_VALUES.get(parameter.kind, ()))
         if parameter.kind == "integer" and parameter.least is not None:

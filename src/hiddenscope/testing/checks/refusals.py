@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from hiddenscope.testing.checks.inputs import rewritten
-from hiddenscope.testing.checks.law import answered, hold, law, only_if
+from hiddenscope.testing.checks.law import hold, law, only_if, usual_answer
 from hiddenscope.testing.entries import Entry, Outcome, outcome_of
 from hiddenscope.testing.subjects import Subject
 
@@ -54,7 +54,7 @@ NO_SITES: tuple[Any, ...] = (
 def check_no_texts_are_refused(entry: Entry, subject: Subject) -> None:
     """What is no text is refused, and the error says what is wrong with it."""
     only_if(rewritten(entry, subject, lambda text: text), "it takes no texts")
-    answered(entry, subject)
+    usual_answer(entry, subject)
     window = subject.model.text_encoder.window
     for bad, said in NO_TEXTS:
         if bad is TOO_LONG and (window is None or window > len(bad)):
@@ -86,7 +86,7 @@ def check_no_sites_are_refused(entry: Entry, subject: Subject) -> None:
     """What is no site is refused, and a number is told which layer it may mean."""
     name = next((name for name in ("sites", "site") if entry.takes(name)), "")
     only_if(name, "it takes no sites")
-    answered(entry, subject)
+    usual_answer(entry, subject)
     for bad in NO_SITES:
         came = outcome_of(partial(entry.run, subject, **{name: bad}))
         is_number = isinstance(bad, int | np.integer) and not isinstance(bad, bool)

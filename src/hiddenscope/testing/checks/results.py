@@ -92,7 +92,7 @@ def check_the_page_can_be_made(entry: Entry, subject: Subject) -> None:
     _hold_saved(result_of(entry, subject), ".html")
 
 
-@law(dear=True)
+@law(slow=True)
 def check_the_figure_can_be_drawn(entry: Entry, subject: Subject) -> None:
     """The main picture is drawn for print."""
     result = result_of(entry, subject)

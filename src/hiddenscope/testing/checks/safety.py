@@ -8,12 +8,12 @@ import torch
 import hiddenscope as hs
 from hiddenscope.testing.checks.again import again
 from hiddenscope.testing.checks.law import (
-    answered,
-    asked_again,
     hold,
     law,
     none_of,
     only_if,
+    required_answer,
+    usual_answer,
 )
 from hiddenscope.testing.comparing import differences
 from hiddenscope.testing.entries import Entry
@@ -42,7 +42,7 @@ def check_nothing_is_changed(entry: Entry, subject: Subject) -> None:
 @law()
 def check_an_error_inside_changes_nothing(entry: Entry, subject: Subject) -> None:
     """An exception in the middle of a pass leaves everything as it was."""
-    expected = answered(entry, subject)
+    expected = usual_answer(entry, subject)
     before, torch_before = state_of(subject.module), modes()
     parts = [part for part in subject.module.modules() if not list(part.children())]
 
@@ -58,7 +58,7 @@ def check_an_error_inside_changes_nothing(entry: Entry, subject: Subject) -> Non
         handle.remove()
     none_of(_changed(before, state_of(subject.module)), "of the module")
     hold(modes() == torch_before, "a mode of torch was changed")
-    none_of(differences(expected, asked_again(entry, subject)), "after an error")
+    none_of(differences(expected, required_answer(entry, subject)), "after an error")
 
 
 def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
@@ -68,13 +68,13 @@ def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 @law()
 def check_gradients_may_be_off(entry: Entry, subject: Subject) -> None:
     """Under torch.no_grad() the numbers are the same, and it stays switched off."""
-    expected = answered(entry, subject)
+    expected = usual_answer(entry, subject)
     with torch.no_grad():
-        found = asked_again(entry, subject)
+        found = required_answer(entry, subject)
         hold(not torch.is_grad_enabled(), "gradients were left switched on")
     none_of(differences(expected, found), "without gradients")
     with torch.inference_mode():
-        found = asked_again(entry, subject)
+        found = required_answer(entry, subject)
         hold(torch.is_inference_mode_enabled(), "inference mode was left")
     none_of(differences(expected, found), "in inference mode")
     weights = subject.module.named_parameters()
@@ -90,7 +90,7 @@ def check_a_thread_beside_a_pass(entry: Entry, subject: Subject) -> None:
     numbers, bit for bit, and the analysis those that it gets alone.
     """
     only_if(not subject.encoder_decoder, "its module takes two texts")
-    alone = answered(entry, subject)
+    alone = usual_answer(entry, subject)
     ids = torch.tensor([[5, 6, 7, 8]], device=subject.device)
 
     def run() -> Any:
@@ -121,20 +121,20 @@ def check_a_thread_beside_a_pass(entry: Entry, subject: Subject) -> None:
     parts = [part for part in subject.module.modules() if not list(part.children())]
     handle = parts[len(parts) // 2].register_forward_hook(beside)
     try:
-        found = asked_again(entry, subject)
+        found = required_answer(entry, subject)
     finally:
         handle.remove()
     none_of(wrong, "a thread in the middle of a pass")
     none_of(differences(alone, found, entry.tolerance), "beside another thread")
 
 
-@law(dear=True)
+@law(slow=True)
 def check_two_threads_get_the_same(entry: Entry, subject: Subject) -> None:
     """Two threads that ask at once get what one gets."""
-    expected = answered(entry, subject)
+    expected = usual_answer(entry, subject)
     found: list[Any] = []
     threads = [
-        threading.Thread(target=lambda: found.append(asked_again(entry, subject)))
+        threading.Thread(target=lambda: found.append(required_answer(entry, subject)))
         for _ in range(2)
     ]
     for thread in threads:
@@ -146,27 +146,27 @@ def check_two_threads_get_the_same(entry: Entry, subject: Subject) -> None:
         none_of(differences(expected, answer), "beside another thread")
 
 
-@law(dear=True)
+@law(slow=True)
 def check_nothing_is_changed_at_any_instant(entry: Entry, subject: Subject) -> None:
     """At no line is a weight, a mode or a setting another."""
-    answered(entry, subject)
-    assert_never_changed(lambda: asked_again(entry, subject), [subject.module])
+    usual_answer(entry, subject)
+    assert_never_changed(lambda: required_answer(entry, subject), [subject.module])
 
 
-@law(dear=True)
+@law(slow=True)
 def check_another_thread_sees_its_own_numbers(entry: Entry, subject: Subject) -> None:
     """A thread that calls the module meanwhile gets its own numbers, bit for bit."""
     only_if(not subject.encoder_decoder, "its module takes two texts")
-    answered(entry, subject)
+    usual_answer(entry, subject)
     assert_others_get_their_numbers(
-        lambda: asked_again(entry, subject), [subject.module]
+        lambda: required_answer(entry, subject), [subject.module]
     )
 
 
-@law(dear=True)
+@law(slow=True)
 def check_an_interrupt_changes_nothing(entry: Entry, subject: Subject) -> None:
     """Ctrl-C at any call leaves nothing behind."""
-    answered(entry, subject)
+    usual_answer(entry, subject)
     assert_interrupts_leave_nothing(
-        lambda: asked_again(entry, subject), [subject.module], subject.model
+        lambda: required_answer(entry, subject), [subject.module], subject.model
     )
