@@ -195,7 +195,7 @@ class SeriesJob:
         if answer is not None:
             return answer
         answer = self._ask(place)
-        _free_memory()
+        _let_go(self.members[place])
         self.identities[place].require_unchanged()
         if folder is not None:
             folder.write(name, key, *answer)
@@ -235,7 +235,7 @@ class SeriesJob:
             states = self.question.capture(model)
             self._held = HeldStates(place, states, self._record(model))
             del model
-            _free_memory()
+            _let_go(self.members[place])
         return self._held
 
     def _record(self, model: Model) -> MemberRecord:
@@ -265,8 +265,10 @@ def _load(member: Member) -> Model:
         )
 
 
-def _free_memory() -> None:
-    """Free a model that nobody holds any more, before another is loaded."""
+def _let_go(member: Member) -> None:
+    """Free the memory of a member that was loaded here, before another is loaded."""
+    if isinstance(member.source, Model):
+        return
     # A model and its parts refer to each other, so that counting references does not
     # free them.
     gc.collect()
