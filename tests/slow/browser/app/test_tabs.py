@@ -94,7 +94,7 @@ def test_a_probe_is_tested_on_another_dataset_and_says_where_it_rings(
     shown.run()
     page.locator(".lines canvas").first.wait_for()
     found = page.locator(".found").inner_text()
-    assert "On other.csv, 12 other texts" in found
+    assert "On other, 12 other texts" in found
     assert "that takes 59 that are independent, and there are 6." in found
     asked = asked_in(shown)
     assert asked["test"] != asked["data"] and asked["pool"] == "rolling"
