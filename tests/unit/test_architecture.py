@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -58,6 +58,12 @@ MOST_LINES = 80
 OWN_PATH = re.compile(r"""(?:^|[\s"'`(=:])/(?:home|root|work|opt|Users)/\w""")
 
 
+@cache
+def nodes(tree: ast.AST) -> list[ast.AST]:
+    """Return all nodes of a tree, which a dozen rules look at."""
+    return list(ast.walk(tree))
+
+
 @dataclass(frozen=True)
 class Module:
     """One file of the house, read."""
@@ -78,7 +84,7 @@ class Module:
         """Everything that only type checkers run."""
         blocks = [
             node
-            for node in ast.walk(self.tree)
+            for node in nodes(self.tree)
             if isinstance(node, ast.If) and dotted(node.test) == "TYPE_CHECKING"
         ]
         return {inner for block in blocks for inner in ast.walk(block)}
@@ -94,7 +100,7 @@ class Module:
         """
         place = ["hiddenscope", *self.name.split(".")]
         package = place if self.path.name == "__init__.py" else place[:-1]
-        for node in ast.walk(within):
+        for node in nodes(within):
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
@@ -183,7 +189,7 @@ def upward(name: str, end: str) -> str | None:
 def in_one_module(module: Module) -> Iterator[str]:
     if NAMELESS & set(module.name.split(".")):
         yield "a name that says nothing"
-    for node in ast.walk(module.tree):
+    for node in nodes(module.tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             # The signature and the docstring may be as long as they must be.
             body = node.body[1:] if ast.get_docstring(node) else node.body
@@ -254,13 +260,13 @@ def dotted(node: ast.AST) -> str:
 def assigned_imports(tree: ast.Module) -> Iterator[int]:
     """Yield the lines that change an imported module for the whole process."""
     imported: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             for alias in node.names:
                 imported.add(alias.asname or alias.name.split(".")[0])
     # A class or a value may be imported too; only lower-case names are modules.
     modules = {name for name in imported if name.islower()}
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         target: ast.expr | None = None
         if isinstance(node, ast.Attribute) and isinstance(
             node.ctx, ast.Store | ast.Del
@@ -309,7 +315,7 @@ def unguarded_modes(tree: ast.AST) -> list[int]:
     whatever interrupts.
     """
     guarded: set[int] = set()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         names = (
             [called(item.context_expr) for item in node.items]
             if isinstance(node, ast.With)
@@ -320,7 +326,7 @@ def unguarded_modes(tree: ast.AST) -> list[int]:
             guarded |= {id(item.context_expr) for item in behind}
     calls = [
         node
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.Call) and id(node) not in guarded
     ]
     return [node.lineno for node in calls if called(node) in MODES]
