@@ -98,7 +98,7 @@ def dissect(
             continue
         names = ("attn", "mlp") if len(steps) == 2 else ("attn", "cross", "mlp")
         parts = {name: step.branch.tap for name, step in zip(names, steps, strict=True)}
-        parts["mid"] = steps[-2].stream.tap
+        parts["mid"] = values.changeable(steps[-2].stream)
         kind = "post-norm" if steps[0].normed else "pre-norm"
         return Block(call.path, kind, parts)
     for _, first, second in sorted(values.parallel(), key=itemgetter(0)):
@@ -141,9 +141,9 @@ class _BlockValues:
         self.entry = self._value(Tap(call.path, call.number, "input"), into)
         self.end = self._value_of(call, "output")
         self.outputs = self._distinct(inner, "output")
-        inputs = self._distinct(inner, "input")
+        self.inputs = self._distinct(inner, "input")
         self.all = [*self.outputs.values()]
-        for key, value in inputs.items():
+        for key, value in self.inputs.items():
             if key not in self.outputs:
                 self.all.append(value)
         if self.end is not None:
@@ -180,6 +180,16 @@ class _BlockValues:
             off = self._off(self.end, (self.entry, first, second))
             if off < inf:
                 yield off, first, second
+
+    def changeable(self, value: _Value) -> Tap:
+        """Return the tap of a value at which a change of it is read by all its readers.
+
+        DBRX norms it inside the module that gives it out: what comes out is too late.
+        """
+        read = self.inputs.get((value.projection, value.size))
+        if read is not None and read.tap.path.startswith(f"{value.tap.path}."):
+            return read.tap
+        return value.tap
 
     def is_single(self) -> bool:
         """Tell whether one branch, added to the input, gives the output."""

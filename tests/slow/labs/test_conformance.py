@@ -12,7 +12,7 @@ import pytest
 
 from hiddenscope.discovery import Anatomy, find
 from hiddenscope.discovery.blocks import Block
-from hiddenscope.testing import SUBJECTS, Subject, build, tiny_model
+from hiddenscope.testing import SUBJECTS, Subject, tiny_model
 from tests.places import TESTS
 from tests.registry import ENTRIES
 

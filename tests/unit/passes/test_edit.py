@@ -20,6 +20,7 @@ from hiddenscope.errors import (
     StatesError,
 )
 from hiddenscope.testing import tiny_model
+from tests.configs import configured
 from tests.slices import with_slow
 
 Tiny = Callable[..., hs.Model]
@@ -434,3 +435,15 @@ def test_gradients_come_back_where_no_grad_is_interrupted(watching: str) -> None
         assert torch.is_grad_enabled() == before
     finally:
         torch.set_grad_enabled(before)
+
+
+@pytest.mark.parametrize("name", ["DbrxForCausalLM", "LlamaForCausalLM"])
+def test_the_mlp_reads_the_middle_that_was_put_in(name: str) -> None:
+    """DBRX norms the middle of a block inside the module that gives it out."""
+    model = hs.load((configured(name), None))
+    sites = ["layer.1.mid", "layer.1.mlp", "layer.1"]
+    other = model.capture([[9, 8, 7, 6]], sites)
+    change = {"layer.1.mid": hs.Replace(other["layer.1.mid"])}
+    edited = hs.edit(model, [[5, 6, 7, 8]], change, sites).states
+    for site in sites:
+        torch.testing.assert_close(edited[site], other[site], rtol=1e-4, atol=1e-4)
