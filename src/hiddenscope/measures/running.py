@@ -234,11 +234,11 @@ def two_nn(points: Tensor, rounding: float = 0.0) -> float:
     close = first < reach
     if close.any():
         # One text in two batches gives two states, of which the nearest says nothing.
-        kept = points[close][:0]
+        distinct = points[close][:0]
         for point, near in zip(points[close], reach[close], strict=True):
-            if (torch.linalg.vector_norm(kept - point, dim=1) >= near).all():
-                kept = torch.cat([kept, point[None]])
-        return two_nn(torch.cat([points[~close], kept]))
+            if (torch.linalg.vector_norm(distinct - point, dim=1) >= near).all():
+                distinct = torch.cat([distinct, point[None]])
+        return two_nn(torch.cat([points[~close], distinct]))
     ratios = (second / first).log().sort().values
     count = int(len(ratios) * (1 - DISCARDED))
     rank = torch.arange(1, count + 1, dtype=torch.float64)

@@ -39,24 +39,24 @@ def check_float64_agrees(entry: Entry, subject: Subject) -> None:
     """In float64 the numbers are the same but for rounding."""
     only_if(subject.dtype == torch.float32 and subject.castable, "it has one dtype")
     expected = usual_answer(entry, subject.in_float64)
-    found = usual_answer(entry, subject)
+    actual = usual_answer(entry, subject)
     none_of(
         differences(
             expected,
-            turned(expected, found, entry.up_to_sign),
+            turned(expected, actual, entry.up_to_sign),
             entry.tolerance,
-            apart={*entry.measures_rounding, *_ranked_otherwise(expected, found)},
+            apart={*entry.measures_rounding, *_ranked_otherwise(expected, actual)},
             labels=False,
         ),
         "float32 against float64",
     )
 
 
-def _ranked_otherwise(expected: Any, found: Any) -> set[str]:
+def _ranked_otherwise(expected: Any, actual: Any) -> set[str]:
     """Return the variables along a rank at which rounding chose another of two that are
     as good as equal: those that say which was chosen differ.
     """
-    first, second = data_of(expected), data_of(found)
+    first, second = data_of(expected), data_of(actual)
     dims = set[str]()
     for name, variable in first.data_vars.items():
         chosen = variable.dtype.kind in "iO" and name in second
@@ -101,10 +101,10 @@ def check_bfloat16_agrees_or_is_refused(entry: Entry, subject: Subject) -> None:
     if came.error is not None:
         raise came.error
     data = data_of(expected)
-    found = turned(data, came.answer, entry.up_to_sign)
-    hold(set(found.data_vars) == set(data.data_vars), "bfloat16 has other variables")
+    actual = turned(data, came.answer, entry.up_to_sign)
+    hold(set(actual.data_vars) == set(data.data_vars), "bfloat16 has other variables")
     for name, variable in data.data_vars.items():
-        other = found[name]
+        other = actual[name]
         if variable.dtype.kind != "f" or variable.dims != other.dims:
             continue
         if name in (*entry.measures_rounding, *entry.fitted):
@@ -114,10 +114,10 @@ def check_bfloat16_agrees_or_is_refused(entry: Entry, subject: Subject) -> None:
         _hold_near(str(name), variable.to_numpy(), other.to_numpy())
 
 
-def _hold_near(name: str, expected: Any, found: Any) -> None:
+def _hold_near(name: str, expected: Any, actual: Any) -> None:
     """Hold that most numbers are near, as a share of their spread."""
-    both = np.isfinite(expected) & np.isfinite(found)
-    only = np.isfinite(expected) ^ np.isfinite(found)
+    both = np.isfinite(expected) & np.isfinite(actual)
+    only = np.isfinite(expected) ^ np.isfinite(actual)
     hold(
         only.sum() <= 0.1 * only.size,
         f"{name} in bfloat16 is NaN at {only.sum()} places",
@@ -125,8 +125,8 @@ def _hold_near(name: str, expected: Any, found: Any) -> None:
     if not both.any():
         return
     scale = np.abs(expected[both]).max()
-    off = np.median(np.abs(expected[both] - found[both]))
-    step = _step(np.concatenate([expected[both], found[both]]))
+    off = np.median(np.abs(expected[both] - actual[both]))
+    step = _step(np.concatenate([expected[both], actual[both]]))
     hold(
         off <= max(HALF * scale, step) + 1e-6,
         f"{name} in bfloat16 is off by {off:.3g} of {scale:.3g} in the median",
@@ -149,31 +149,31 @@ def check_scale_changes_nothing(entry: Entry, subject: Subject) -> None:
     """
     only_if(subject.scaled, "its stream cannot be multiplied through")
     factor = 3.0
-    found = data_of(usual_answer(entry, subject.multiplied(factor)))
+    actual = data_of(usual_answer(entry, subject.multiplied(factor)))
     expected = data_of(usual_answer(entry, subject.multiplied(1.0)))
-    hold(set(found.data_vars) == set(expected.data_vars), "other variables")
+    hold(set(actual.data_vars) == set(expected.data_vars), "other variables")
     for name, variable in expected.data_vars.items():
         if variable.dtype.kind == "f" and name not in entry.measures_rounding:
-            off = _off_every_power(variable.to_numpy(), found[name].to_numpy(), factor)
+            off = _off_every_power(variable.to_numpy(), actual[name].to_numpy(), factor)
             hold(
                 off <= 10 * entry.tolerance,
                 f"{name} of a stream {factor:g} times as large is off by {off:.3g}",
             )
 
 
-def _off_every_power(expected: Any, found: Any, factor: float) -> float:
+def _off_every_power(expected: Any, actual: Any, factor: float) -> float:
     """Return how far a number is from all that it may have become, as a share of the
     largest.
     """
-    if expected.shape != found.shape or not np.array_equal(
-        np.isnan(expected), np.isnan(found)
+    if expected.shape != actual.shape or not np.array_equal(
+        np.isnan(expected), np.isnan(actual)
     ):
         return math.inf
     nearest = np.full(expected.shape, np.inf)
     for power in POWERS:
         grown = expected * factor**power
         scale = np.nanmax(np.abs(grown), initial=1e-12)
-        nearest = np.fmin(nearest, np.abs(found - grown) / scale)
+        nearest = np.fmin(nearest, np.abs(actual - grown) / scale)
     return float(nearest[~np.isnan(expected)].max(initial=0.0))
 
 
@@ -196,9 +196,9 @@ def check_units_of_information(entry: Entry, subject: Subject) -> None:
     only_if(names, "it tells nothing in bits or nats")
     only_if(subject.name != "plain", "it is proved by what the head makes of it")
     uniform, words = subject.uniform
-    found = data_of(usual_answer(entry, uniform))
+    actual = data_of(usual_answer(entry, uniform))
     for name, logarithm in names.items():
-        values = found[name].to_numpy()
+        values = actual[name].to_numpy()
         values = values[np.isfinite(values)]
         may_be = [0.0, logarithm(words), -logarithm(words - 1)]
         off = np.min([abs(values - number) for number in may_be], axis=0)
@@ -239,10 +239,10 @@ def check_masked_words_are_no_nan(entry: Entry, subject: Subject) -> None:
     only_if(subject.name == "plain", "every word can follow")
     unmasked = replace(subject, build=partial(PlainGPT, masked=False))
     expected = data_of(usual_answer(entry, unmasked))
-    found = data_of(usual_answer(entry, subject))
+    actual = data_of(usual_answer(entry, subject))
     for name in expected.data_vars:
         if expected[name].dtype.kind == "f":
-            pair = expected[name].isnull().sum(), found[name].isnull().sum()
+            pair = expected[name].isnull().sum(), actual[name].isnull().sum()
             hold(
                 pair[0] == pair[1],
                 f"{name} has {int(pair[1])} NaN, and without {int(pair[0])}",
