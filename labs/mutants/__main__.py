@@ -1,10 +1,12 @@
 """Draw faults of the package, and count how many the tests find."""
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
 
 from labs.mutants import report
 from labs.mutants.draw import Mutant, draw
@@ -29,22 +31,28 @@ def main() -> int:
     if options.only:
         mutants = [mutants[options.only - 1]]
     check_copy()
-    outcomes: dict[str, Outcome] = {}
-    unsound: set[str] = set()
-    waiting = mutants
-    while waiting:
+    without = options.without.read_text("utf-8").splitlines() if options.without else []
+    unsound = set(without)
+    sound: set[str] = set()
+    outcomes = kept(options.keep, mutants)
+    waiting = [mutant for mutant in mutants if mutant.place not in outcomes]
+    while True:
         for number, outcome in enumerate(tried(waiting, options, unsound), 1):
             outcomes[outcome.mutant.place] = outcome
+            keep(options.keep, outcome)
             told = f"[{number} of {len(waiting)}] {numbers[outcome.mutant.place]}"
             print(f"{told} {report.line_of(outcome)}", flush=True)
         # A test that fails on the package as it is finds nothing: it is left out, and
         # the others are asked.
-        tests = {outcomes[mutant.place].test for mutant in waiting} - {"", *unsound}
-        failing = failing_anyway(sorted(tests), options.jobs)
+        tests = {outcome.test for outcome in outcomes.values()} - {"", *sound}
+        failing = failing_anyway(sorted(tests - unsound), options.jobs)
         for test in sorted(failing):
             print(f"fails without a fault too, and is left out: {test}", flush=True)
         unsound |= failing
-        waiting = [m for m in waiting if outcomes[m.place].test in failing]
+        sound |= tests - unsound
+        waiting = [m for m in mutants if outcomes[m.place].test in unsound]
+        if not waiting:
+            break
     ordered = [outcomes[mutant.place] for mutant in mutants]
     for outcome in ordered:
         if not outcome.found:
@@ -53,7 +61,34 @@ def main() -> int:
     if options.write:
         page = report.page(ordered, aside, options.seed)
         report.PAGE.write_text(page, "utf-8")
-    return int(bool(unsound))
+    return int(unsound != set(without))
+
+
+def kept(file: Path | None, mutants: Sequence[Mutant]) -> dict[str, Outcome]:
+    """Return what came of these mutants in earlier runs, by place; the last counts."""
+    outcomes = {}
+    lines = file.read_text("utf-8").splitlines() if file and file.exists() else []
+    rows = [json.loads(line) for line in lines]
+    for mutant in mutants:
+        for row in rows:
+            if row["name"] == list(mutant.name):
+                outcome = Outcome(mutant, row["verdict"], row["test"], row["seconds"])
+                outcomes[mutant.place] = outcome
+    return outcomes
+
+
+def keep(file: Path | None, outcome: Outcome) -> None:
+    """Add a line for what came of a mutant."""
+    if file is None:
+        return
+    row = {
+        "name": outcome.mutant.name,
+        "verdict": outcome.verdict,
+        "test": outcome.test,
+        "seconds": outcome.seconds,
+    }
+    with file.open("a", encoding="utf-8") as lines:
+        lines.write(json.dumps(row) + "\n")
 
 
 def tried(
@@ -93,6 +128,18 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument(
         "--seconds", type=float, default=ALL_SECONDS, help="for all tests of a mutant"
+    )
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        metavar="FILE",
+        help="add a line for each mutant, and leave out those that have one",
+    )
+    parser.add_argument(
+        "--without",
+        type=Path,
+        metavar="FILE",
+        help="names of tests that fail on this machine anyway, one a line",
     )
     parser.add_argument(
         "--write", action="store_true", help="write labs/mutants/results.md"

@@ -21,7 +21,10 @@ from typing import Literal, TypeAlias
 from labs.mutants.draw import PACKAGE, ROOT, Mutant
 
 # After the tests of the room, in this order; a folder that is not there is passed over.
-SHARED = ("tests/checks", "tests/laws", "tests/oracles", "tests/golden")
+SHARED = (
+    *("tests/checks", "tests/laws", "tests/oracles", "tests/golden"),
+    "tests/smoke",
+)
 # What no test reads.
 BUILT = ("build", "dist", "node_modules", "out")
 # How the source is written, not what it does.
@@ -195,7 +198,9 @@ def failing_anyway(tests: Sequence[str], jobs: int) -> set[str]:
         return set()
     with copied() as copy:
         several = ["-n", str(jobs)] if jobs > 1 else []
-        _, output = _pytest(copy, [*several, *tests], ALL_SECONDS)
+        code, output = _pytest(copy, [*several, *tests], ALL_SECONDS)
+    if code not in (PASSED, TEST_FAILED):
+        raise Broken(f"pytest ended with {code}:\n{output[-2000:]}")
     return {match[1] for match in FAILED.finditer(output)} & set(tests)
 
 
@@ -238,8 +243,9 @@ def _end(process: "subprocess.Popen[str]") -> None:
 
 def _environment(copy: Path) -> dict[str, str]:
     """Return the environment in which a copy is tried: its package, and one thread."""
+    paths = [str(copy / "src"), os.environ.get("PYTHONPATH", "")]
     return os.environ | {
-        "PYTHONPATH": str(copy / "src"),
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_NUM_THREADS": "1",
         "HIDDENSCOPE_TEST_SECONDS": str(TEST_SECONDS),
