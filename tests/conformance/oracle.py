@@ -42,7 +42,13 @@ class Seen:
     and what came out.
     """
 
-    def __init__(self, module: nn.Module, inputs: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        inputs: Mapping[str, Any],
+        put: tuple[Tap, Tensor] | None = None,
+    ) -> None:
+        """Run a pass, with one tensor put in the place of what is at a tap."""
         self.into: dict[tuple[str, int], Tensor | None] = {}
         self.out: dict[tuple[str, int], Tensor | None] = {}
         counts: Counter[str] = Counter()
@@ -51,13 +57,17 @@ class Seen:
 
             def before(_: nn.Module, args: Any, kwargs: Any, path: str = path) -> None:
                 named = kwargs.get("hidden_states")
-                self.into[path, counts[path]] = _copied(
-                    [*args, named, *kwargs.values()]
-                )
+                seen = _first([*args, named, *kwargs.values()])
+                _fill(seen, put, (path, counts[path], "input"))
+                self.into[path, counts[path]] = None if seen is None else seen.clone()
                 counts[path] += 1
 
             def after(_: nn.Module, __: Any, output: Any, path: str = path) -> None:
-                self.out[path, counts[path] - 1] = _copied([output])
+                seen = _first([output])
+                _fill(seen, put, (path, counts[path] - 1, "output"))
+                self.out[path, counts[path] - 1] = (
+                    None if seen is None else seen.clone()
+                )
 
             handles.append(part.register_forward_pre_hook(before, with_kwargs=True))
             handles.append(part.register_forward_hook(after))
@@ -101,6 +111,7 @@ def wrongs(module: nn.Module, anatomy: Anatomy) -> list[str]:
             ):
                 found.append(f"{stack.name}.layer.{k} ({block.kind}): {what}")
         found += _causal(module, stack, inputs, name, layers[-1])
+        found += _middles(module, stack, inputs, tokens)
     return [*found, *_head(anatomy, seen, inputs)]
 
 
@@ -266,6 +277,38 @@ def _causal(
         yield f"{stack.name} is said to be {'' if stack.causal else 'not '}causal"
 
 
+def _middles(
+    module: nn.Module, stack: Stack, inputs: dict[str, Any], tokens: int
+) -> Iterator[str]:
+    """Put the middle of other texts into each block: its MLP must read that, and so
+    add what it adds in the other texts.
+    """
+    others = {
+        name: value.flip(0) if name.endswith("input_ids") else value
+        for name, value in inputs.items()
+    }
+    other = Seen(module, others)
+    for k, block in enumerate(stack.blocks, 1):
+        if not {"mid", "mlp"} <= block.parts.keys():
+            continue
+        mid, mlp = block.parts["mid"], block.parts["mlp"]
+        seen = other.into if mid.side == "input" else other.out
+        put = seen[mid.path, mid.call]
+        assert put is not None
+        again = Seen(module, inputs, (mid, put))
+        if not _near(again.at(mlp, tokens), other.at(mlp, tokens)):
+            yield f"{stack.name}.layer.{k}: the MLP does not read what is put in at mid"
+
+
+def _fill(seen: Tensor | None, put: tuple[Tap, Tensor] | None, place: Any) -> None:
+    """Overwrite a tensor where another is to be put in."""
+    if put is None or seen is None:
+        return
+    tap, tensor = put
+    if place == (tap.path, tap.call, tap.side):
+        seen.copy_(tensor)
+
+
 def _head(anatomy: Anatomy, seen: Seen, inputs: Mapping[str, Any]) -> Iterator[str]:
     head = anatomy.head
     if head is None:
@@ -295,11 +338,6 @@ def _laid(entry: Tensor | None, tokens: int) -> Tensor:
         return entry[:, :tokens]
     order = [list(entry.shape).index(TEXTS), list(entry.shape).index(tokens)]
     return entry.movedim(order, (0, 1)).flatten(2)
-
-
-def _copied(values: Sequence[Any]) -> Tensor | None:
-    found = _first(values)
-    return None if found is None else found.clone()
 
 
 def _first(values: Sequence[Any]) -> Tensor | None:
