@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import re
 import shutil
 import zipfile
 from pathlib import Path
@@ -23,6 +24,7 @@ from hiddenscope.files import (
     open_tensors,
     read_arrays,
     read_tensors,
+    remove_leftovers,
     replacing,
     write_safetensors,
     write_tensors,
@@ -150,6 +152,18 @@ def test_a_temporary_file_is_never_renamed_over(tmp_path: Path) -> None:
     with pytest.raises(AssertionError), replacing(tmp_path / "x") as fresh:
         os.replace(other, fresh)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_link_that_a_killed_process_left_is_removed_by_its_own_age(
+    tmp_path: Path,
+) -> None:
+    old, fresh = tmp_path / "left.1", tmp_path / "left.2"
+    for link in (old, fresh):
+        link.symlink_to(tmp_path / "nothing")
+    os.utime(old, (0, 0), follow_symlinks=False)
+    assert remove_leftovers(tmp_path, re.compile(r"left\.\d")).keys() == {"left.1"}
+    assert not old.is_symlink()
+    assert fresh.is_symlink()
 
 
 def test_safetensors_reads_what_is_written_and_two_saves_are_equal(

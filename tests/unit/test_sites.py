@@ -209,6 +209,15 @@ def test_final_beside_every_layer_is_taken_where_there_is_one() -> None:
             select(strict, BERT)
 
 
+def test_a_final_norm_of_the_other_stack_is_one() -> None:
+    stacks = [
+        *(Site(k, stack="encoder") for k in range(2)),
+        Site(None, stack="decoder"),
+    ]
+    with pytest.raises(SiteError, match=r"it has encoder\.layer\.0 to .*final"):
+        select("encoder.final", stacks)
+
+
 def test_a_wrong_site_names_the_nearest() -> None:
     with pytest.raises(SiteError) as caught:
         select("layer.40", stack_sites(12), owner="gpt2")

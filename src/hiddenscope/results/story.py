@@ -80,7 +80,11 @@ class Listing:
 
 
 def table_of(listing: Listing) -> Table:
-    """Return a list of a page as a table of a terminal."""
+    """Return a list of a page as a table of a terminal.
+
+    >>> table_of(Listing("Words", ("share", "word"), ((0.25, "cat"),))).text_columns
+    {1}
+    """
     rows = []
     text_columns = set()
     for row in listing.rows:

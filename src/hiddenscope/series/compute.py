@@ -112,7 +112,12 @@ class AxisPlace(NamedTuple):
 
     @classmethod
     def of(cls, name: str, stacks: Mapping[str, int]) -> AxisPlace:
-        """Return where a site lies; what is no site, such as logits, comes last."""
+        """Return where a site lies; what is no site, such as logits, comes last.
+
+        >>> places = [AxisPlace.of(name, {"": 3}) for name in ("layer.3", "final")]
+        >>> max(places).height == AxisPlace.of("logits", {"": 3}).height
+        True
+        """
         if name == "logits":
             return cls("", Fraction(1), True, name)
         site = Site.parse(name)

@@ -313,3 +313,14 @@ def test_a_text_of_random_tokens_begins_as_the_tokenizer_begins(
     for ids in texts.inputs.ids:
         assert ids[0] == 1 and len(ids) == 49
         assert not set(ids[1:]) & set(special), "special tokens are not ordinary"
+
+
+def test_coarse_digits_of_a_gpu_are_no_excuse_on_a_cpu() -> None:
+    values = torch.ones(2)
+    fine = attention_weights._tolerance(values)
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        assert attention_weights._tolerance(values) == fine
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before

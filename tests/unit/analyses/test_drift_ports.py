@@ -104,6 +104,14 @@ def test_the_code_that_calls_the_blocks_is_at_fault() -> None:
         assert fault in hints_of(facts), facts["hints"]
 
 
+def test_an_exchanged_block_is_told_by_its_matrices_alone() -> None:
+    candidate = running(1, 0, 2)
+    with torch.no_grad():
+        for block in candidate.blocks:
+            block.norm1.gain.mul_(1.5)
+    assert "swapped_layer" in hints_of(facts_of(candidate))
+
+
 def mlp(block: Any, x: Tensor, act: Any = functional.silu) -> Tensor:
     out: Tensor = block.down(act(block.gate(x)) * block.up(x))
     return out

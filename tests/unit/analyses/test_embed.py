@@ -232,6 +232,17 @@ def test_texts_are_cut_where_the_folder_says_and_that_is_said(
     assert not any("tokens or more" in note for note in notes)
 
 
+def test_what_rules_vectors_is_noted_and_what_chance_explains(
+    tiny: Callable[..., hs.Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: list[str] = []
+    monkeypatch.setattr(progress, "note", notes.append)
+    texts = ["The cat.", *(f"The cat sat on the mat {k}." for k in range(12))]
+    hs.embed(tiny("gpt2"), texts, pool="mean")
+    assert [note for note in notes if "the number of tokens alone" in note]
+    assert [note for note in notes if "nearer than chance explains" in note]
+
+
 # As version 6 saves it: the longest text stands in the tokenizer's configuration.
 NEWER: dict[str, Any] = {
     "transformer_task": "feature-extraction",

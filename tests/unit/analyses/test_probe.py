@@ -517,6 +517,7 @@ def test_position_is_a_number_too(tiny: Tiny) -> None:
     result = hs.probe(each, data, task="regress", sites="layer.0")
     assert result.facts["best"]["r2"] > 0.6
     assert "mix" not in result.facts
+    assert result.facts["data"] == "position of tokens"
 
 
 def test_a_model_and_its_states_give_the_same(tiny: Tiny) -> None:

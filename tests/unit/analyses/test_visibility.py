@@ -62,6 +62,18 @@ def test_a_state_that_is_written_over_later_keeps_its_own_gradient() -> None:
         assert float((gradient * direction).sum()) == pytest.approx(slope, rel=1e-6)
 
 
+@pytest.mark.parametrize("logits", [False, True])
+def test_a_pass_that_is_pulled_back_stops_at_its_last_site(logits: bool) -> None:
+    model = hs.load((tiny_model("llama"), None))
+    calls: list[object] = []
+    for block in model.module.model.layers:  # type: ignore[union-attr]
+        block.register_forward_hook(lambda *seen: calls.append(seen))  # type: ignore[union-attr, operator]
+    tape(model, IDS, [Site(1)], logits=logits)
+    calls.clear()  # those of trials
+    tape(model, IDS, [Site(1)], logits=logits)
+    assert len(calls) == (3 if logits else 1)
+
+
 def cone(sites: int, tokens: int, causal: bool = True) -> Any:
     """What a state can see: itself, and lower sites, at tokens up to its own if causal."""
     site, token, source, other = np.indices((sites, tokens, sites, tokens))

@@ -107,6 +107,13 @@ def test_the_interval_of_a_mean_is_students() -> None:
     )
     assert estimates["mean"] == pytest.approx((numbers.mean(), low, high))
     assert count == 12
+    # One group with nearly all targets is worth no more than one.
+    sums["targets"] = np.array([[1e6], *[[1.0]] * 11])
+    wide, count = jackknife(sums, lambda part: {"mean": part["sum"]})
+    half = wide["mean"].high - wide["mean"].value
+    assert count == pytest.approx(1, abs=1e-4)
+    deviation = (11**2 / 10 * numbers.var()) ** 0.5
+    assert half == pytest.approx(stats.t.ppf(0.975, 1) * deviation)
 
 
 @pytest.mark.slow

@@ -7,7 +7,9 @@ import json
 import re
 import runpy
 import shutil
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -659,6 +661,28 @@ def test_clusters_are_printed_line_by_line_where_output_is_piped(folder: str) ->
     assert set(typical) <= set(texts) and len(typical) > 2
 
 
+def test_the_program_runs_its_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["hiddenscope", "--version"])
+    monkeypatch.setattr(cli, "watch", lambda: None)
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 0
+    assert capsys.readouterr().out == f"{hs.__version__}\n"
+
+
+def test_who_reports_a_stop_lets_others_report_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = endings._State()
+    monkeypatch.setattr(endings, "_state", state)
+    endings.report_stop()
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(state.lock.acquire, timeout=1).result()
+    assert capsys.readouterr().err == "Stopped.\n"
+
+
 def test_an_error_with_an_interrupt_behind_it_is_an_interrupt() -> None:
     def broken_off() -> None:
         try:
@@ -835,6 +859,16 @@ def test_groups_are_a_column_of_the_data(tmp_path: Path) -> None:
         ["probe", "position", "--each-token", "--group", "noun", "--model", folder],
     )
     assert done.exit_code == 2 and "Cannot use --group noun" in done.output
+
+
+def test_a_job_tells_its_cost_and_its_end_in_json(folder: str, tmp_path: Path) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("The cat sat.\nA dog ran.\n")
+    to = str(tmp_path / "states")
+    told = ask("extract", str(texts), "--to", to, "--model", folder, "--json")
+    events = [json.loads(line) for line in told.splitlines()]
+    assert [event["event"] for event in (events[0], events[-1])] == ["cost", "end"]
+    assert events[-1]["units_pending"] == 0
 
 
 def test_what_a_checkpoint_says_of_itself(

@@ -133,7 +133,9 @@ def test_a_tokenizer_that_multiplies_a_text_is_refused(llama: Path, part: str) -
 def test_tokenizers_as_they_are_written_pass(tmp_path: Path) -> None:
     tiny_tokenizer(cls=True).save_pretrained(tmp_path)
     check_tokenizer_file(tmp_path / "tokenizer.json")
+    # Whatever is replaced by as much makes no text longer, however often.
     replace = [{"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"}] * 5
+    replace += [{"type": "Replace", "pattern": {"String": "a"}, "content": "b"}] * 100
     split = [{"type": "Split"}, {"type": "ByteLevel"}, {"type": "Digits"}]
     vocabulary = {"normalizer": 1, "decoder": 2, "model": 3}
     content = {

@@ -221,6 +221,26 @@ def test_editing_is_the_same_in_a_loop_of_ones_own(tiny: Tiny) -> None:
     )
 
 
+def test_a_mask_of_the_new_tokens_alone_does_not_say_where_they_stand(
+    tiny: Tiny,
+) -> None:
+    """A cache says that: the fifth token stays the fifth."""
+    module: Any = tiny("llama").module
+    ids = torch.tensor([TEXTS[0]])
+    with torch.no_grad():
+        for token, changed in ((4, True), (0, False)):
+            logits = []
+            for factor in (1.0, 2.0):
+                past = module(ids[:, :4]).past_key_values
+                with hs.editing(module, {"layer.1": hs.Scale(factor, tokens=token)}):
+                    mask = torch.ones(1, 1, dtype=torch.long)
+                    output = module(
+                        ids[:, 4:], attention_mask=mask, past_key_values=past
+                    )
+                logits.append(output.logits)
+            assert torch.equal(*logits) != changed
+
+
 @pytest.mark.parametrize("tokens", with_slow([None, slice(3, None)], [2, 6]))
 @pytest.mark.parametrize("family", with_slow(["llama", "t5"], ["gpt2"]))
 def test_generate_writes_the_same_with_and_without_a_cache(

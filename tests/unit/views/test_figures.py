@@ -297,6 +297,16 @@ def test_lines_of_any_numbers(scale: Any) -> None:
         assert made.endswith(b"</svg>\n")
 
 
+@pytest.mark.parametrize("scale", ["linear", "log"])
+def test_the_largest_number_of_a_line_is_on_its_axis(scale: Any) -> None:
+    series = Series("s", [0.5, 4.0, 2.0])
+    figure = drawn([Lines("l", sites(1), (series,), scale=scale)])
+    axes = figure.axes[0]
+    low, high = axes.get_ylim()
+    assert low <= 0.5
+    assert high > 4.0
+
+
 def test_any_number_of_panels_and_points() -> None:
     one = Panels("None", ("layer.0",), np.full((1, 3, 2), np.nan))
     points = np.random.default_rng(0).normal(size=(17, 200, 2))
