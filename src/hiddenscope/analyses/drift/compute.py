@@ -103,6 +103,9 @@ def compare_sides(
     options = _Options(pairing, low_memory, levels or {})
     opened_reference = _open_side(reference, "reference")
     opened_candidate = _open_side(candidate, "candidate")
+    if isinstance(opened_reference, Model):
+        # Nothing runs for sites that are not there.
+        opened_reference.anatomy.select(sites)
     comparison = _compare(opened_reference, opened_candidate, texts, options)
     accepted = None
     if baseline is not None:

@@ -1,8 +1,7 @@
 """Laws of outcomes: an answer, or a refusal that is true."""
 
 import traceback
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -22,20 +21,6 @@ from hiddenscope.testing.checks.law import (
 )
 from hiddenscope.testing.entries import Entry, Outcome, data_of, outcome, outcome_of
 from hiddenscope.testing.subjects import Subject
-
-SITES = ("site", "sites")
-NO_TEXTS: tuple[Any, ...] = (
-    *([], [[]], "", ["a", ""], [None], ["a", None], ["a", [5]], "\ud800 a"),
-    *(5, b"a", float("nan"), [[10**6]], [[-1, 5]], [[5.0]], range(10**12)),
-)
-NO_LABELLED: tuple[Any, ...] = (
-    *(None, ([], []), (["a", "b"], [0]), (["a", None] * 6, [0, 1] * 6)),
-    *((["a", ""] * 6, [0, 1] * 6), (["a"], [0], [0], [0])),
-)
-NO_PAIRS: tuple[Any, ...] = ([], None, [None], "a", 5, ["a", "b"])
-NO_SITES: tuple[Any, ...] = ("", (), "layer.99", "no.site", 1.5, ["", None])
-# Of these some analyses can say something.
-UNUSUAL: tuple[Any, ...] = ([[5]], ["\u202e\0👩‍👧 \u0301\uffff"])
 
 
 def hold_ours(came: Outcome, where: str = "", *, of_none: bool = False) -> None:
@@ -96,81 +81,6 @@ def check_every_kind_of_site(entry: Entry, subject: Subject) -> None:
         if isinstance(came.answer, hs.Result) and "site" in came.answer.data.coords:
             found = {str(name) for name in np.ravel(came.answer.data["site"].values)}
             hold(site in found, f"{site} was asked, and {sorted(found)} are told")
-
-
-# What no parameter of a kind can be. Where a word is looked up, a refusal names it.
-NONSENSE: dict[str, list[Any]] = {
-    "integer": [True, "nonsense"],
-    "choice": ["nonsense"],
-    "pooling": ["nonsense"],
-    "numbers": ["nonsense", []],
-    "sites": ["layer.99", "nonsense", "", []],
-    "texts": [[], [""], [[]], [[10**6]], [[True]]],
-    "text": ["", [[]], [[10**6]], 5],
-    "data": [[], 5],
-    "contrast": [[], 5],
-    "pairs": [[], 5],
-    "direction": [5],
-    "dictionary": ["nonsense"],
-}
-LOOKED_UP = ("choice", "pooling")
-
-
-@law()
-def check_nonsense_is_refused(entry: Entry, subject: Subject) -> None:
-    """A number that is too small, a word that is no choice, a site that is not there,
-    texts that are none: each is refused in our words, and a word is named.
-    """
-    usual_answer(entry, subject)
-    parameters = entry.description.parameters
-    only_if(parameters, "it takes nothing that can be nonsense")
-    for parameter in parameters:
-        values = [*NONSENSE.get(parameter.kind, [])]
-        if parameter.kind == "integer" and parameter.least is not None:
-            values.append(parameter.least - 1)
-        for value in values:
-            where = f"{parameter.name}={value!r}: "
-            came = outcome_of(partial(entry.run, subject, **{parameter.name: value}))
-            hold(came.refused, f"{where}{came.error!r}")
-            if parameter.kind in LOOKED_UP and value:
-                hold(str(value) in str(came.error), f"{where}{came.error}")
-
-
-@law()
-def check_hostile_inputs_are_refused(entry: Entry, subject: Subject) -> None:
-    """What is no text, no label, no pair and no site is refused in our words and
-    without a warning, wherever one is taken. What is only unusual may be answered.
-    """
-    arguments = entry.arguments(subject)
-    taken = [name for name in (*arguments, *SITES) if _hostile(entry, name)]
-    only_if(taken, "it takes no texts, labels, pairs or sites")
-    for name in dict.fromkeys(taken):
-        for value in _hostile(entry, name):
-            changes: dict[str, Any] = {name: value}
-            if name == "texts" and entry.takes("targets"):
-                changes |= subject.targets(len(value) if isinstance(value, list) else 1)
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")
-                came = outcome_of(partial(entry.run, subject, **changes))
-            where = f"{name}={value!r:.40}: "
-            hold_ours(came, where, of_none=True)
-            unusual = any(value is known for known in UNUSUAL)
-            hold(came.refused or unusual, f"{where}it is answered")
-
-
-def _hostile(entry: Entry, name: str) -> tuple[Any, ...]:
-    """Return what is hostile or unusual as a parameter of this name."""
-    kind = entry.kinds.get(name)
-    # Answers may be one id, and targets are none where there is no decoder.
-    if kind in ("text", "texts") and name not in ("answers", "targets"):
-        return NO_TEXTS + UNUSUAL
-    if kind == "data":
-        return NO_TEXTS + NO_LABELLED
-    if kind in ("contrast", "pairs"):
-        return NO_PAIRS
-    if name in SITES and entry.takes(name):
-        return NO_SITES
-    return ()
 
 
 @law()
@@ -235,49 +145,6 @@ def check_needs_are_refused_in_one_voice(entry: Entry, subject: Subject) -> None
     hold(isinstance(error, hs.errors.Error), f"{lacking[0].reason}, and is answered")
     hold(any(need.reason in str(error) for need in lacking), f"another voice: {error}")
     hold(passes == 0, f"{passes} passes were run before it was refused")
-
-
-# What is no value of any parameter of a kind.
-NO_VALUES: Mapping[str, tuple[Any, ...]] = {
-    "integer": (2.5, "many", True),
-    "choice": ("no such choice", 3),
-    "sites": ("layer.99", []),
-    "text": ([], [[10**6]]),
-    "texts": ([], [[10**6]], [{}]),
-    "contrast": ([], ["a", "b"], 5),
-    "pairs": ([], [1], "nowhere.csv"),
-    "data": ([], "nowhere.csv"),
-    "direction": ("no direction", [float("nan")]),
-    "dictionary": ("no/such/folder", "no-such-word"),
-    "model": (3, "/no/such/folder"),
-    "word": ({},),
-    "words": ([3], 5),
-    "path": (0, b"x", ".", "a\0b"),
-    "flag": ("many",),
-    "numbers": ("many", {}),
-    "pooling": ("no pooling",),
-    "sampling": (3,),
-}
-
-
-@law()
-def check_no_value_is_taken_for_one(entry: Entry, subject: Subject) -> None:
-    """What is no value of a parameter is refused in our words, whatever else was asked:
-    another kind of thing, an empty list, a name of nothing, a number out of bounds.
-    """
-    usual_answer(entry, subject)
-    for parameter in entry.description.parameters:
-        values = list(NO_VALUES.get(parameter.kind, ()))
-        if parameter.kind == "integer" and parameter.least is not None:
-            values.append(parameter.least - 1)
-        if parameter.kind in ("integer", "choice") and parameter.default is not None:
-            values.append(None)
-        for value in values:
-            came = outcome_of(partial(entry.run, subject, **{parameter.name: value}))
-            if not came.refused:
-                where = f"{parameter.name}={value!r}: "
-                hold_ours(came, where)
-                fail(f"{where}it is answered")
 
 
 @law()

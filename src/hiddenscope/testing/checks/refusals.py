@@ -1,13 +1,17 @@
-"""Laws of refusals: what is no text and no site is refused in our words."""
+"""Laws of refusals: what is no value of a parameter is refused in our words."""
 
+import warnings
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
+from hiddenscope.interface import Parameter
 from hiddenscope.testing.checks.inputs import rewritten
 from hiddenscope.testing.checks.law import hold, law, only_if, usual_answer
+from hiddenscope.testing.checks.outcomes import hold_ours
 from hiddenscope.testing.entries import Entry, Outcome, outcome_of
 from hiddenscope.testing.subjects import Subject
 
@@ -47,7 +51,80 @@ NO_LISTS: tuple[tuple[Any, str], ...] = (
 NO_SITES: tuple[Any, ...] = (
     *(0, -1, np.int64(2), True, np.True_, 1.5),
     *("", (), b"final", "layer.40", "layer.1.attnn", "finl", "*" * 500, "\ud800"),
+    *([], ["", None]),
 )
+# Of these some analyses can say something.
+UNUSUAL: tuple[Any, ...] = ([[5]], ["\u202e\0👩‍👧 \u0301\uffff"])
+NO_IDS: tuple[Any, ...] = ([], [[]], [[10**6]], [[True]], [{}])
+HOSTILE: tuple[Any, ...] = (
+    *("", ["a", ""], [None], ["a", None], ["a", [5]], "\ud800 a", [""]),
+    *(5, b"a", float("nan"), [[-1, 5]], [[5.0]], range(10**12)),
+)
+# What is no value of any parameter of a kind.
+NO_VALUES: Mapping[str, tuple[Any, ...]] = {
+    "integer": (2.5, "many", True),
+    "choice": ("no such choice", 3),
+    "text": NO_IDS + UNUSUAL,
+    "texts": NO_IDS + UNUSUAL,
+    "contrast": ([], None, [None], "a", 5, ["a", "b"]),
+    "pairs": ([], None, [None], "a", 5, ["a", "b"], [1], "nowhere.csv"),
+    "data": (
+        *NO_IDS,
+        *HOSTILE,
+        *(None, "nowhere.csv", ([], []), (["a", "b"], [0]), (["a"], [0], [0], [0])),
+        *((["a", None] * 6, [0, 1] * 6), (["a", ""] * 6, [0, 1] * 6)),
+    ),
+    "direction": ("no direction", [float("nan")], 5),
+    "dictionary": ("no/such/folder", "no-such-word"),
+    "model": (3, "/no/such/folder"),
+    "word": ({},),
+    "words": ([3], 5),
+    "path": (0, b"x", ".", "a\0b"),
+    "flag": ("many",),
+    "numbers": ("many", {}, []),
+    "pooling": ("no pooling",),
+    "sampling": (3,),
+}
+
+
+@law()
+def check_no_value_is_taken_for_one(entry: Entry, subject: Subject) -> None:
+    """What is no value of a parameter is refused in our words and without a warning,
+    whatever else was asked: another kind of thing, an empty list, a number out of
+    bounds, a word that is no choice, which is named. What is only unusual may be
+    answered.
+    """
+    usual_answer(entry, subject)
+    for parameter in entry.description.parameters:
+        for value in _no_values(parameter):
+            changes: dict[str, Any] = {parameter.name: value}
+            if parameter.name == "texts" and entry.takes("targets"):
+                changes |= subject.targets(len(value) if isinstance(value, list) else 1)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                came = outcome_of(partial(entry.run, subject, **changes))
+            where = f"{parameter.name}={value!r:.40}: "
+            hold_ours(came, where, of_none=True)
+            unusual = any(value is known for known in UNUSUAL)
+            hold(came.refused or unusual, f"{where}it is answered")
+            if parameter.kind in ("choice", "pooling") and isinstance(value, str):
+                hold(str(value) in str(came.error), f"{where}{came.error}")
+
+
+def _no_values(parameter: Parameter) -> Iterator[Any]:
+    """Yield what is no value of a parameter."""
+    kind = parameter.kind
+    may_be_none = not parameter.required and parameter.default is None
+    for value in NO_VALUES.get(kind, ()):
+        if value is not None or not may_be_none:
+            yield value
+    # Answers may be one id, and targets are none where there is no decoder.
+    if kind in ("text", "texts") and parameter.name not in ("answers", "targets"):
+        yield from HOSTILE
+    if kind == "integer" and parameter.least is not None:
+        yield parameter.least - 1
+    if kind in ("integer", "choice") and parameter.default is not None:
+        yield None
 
 
 @law()
