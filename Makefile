@@ -128,8 +128,9 @@ laws: $(EVERYTHING)   ## Hold every analysis to every check on every subject (an
 truth: $(EVERYTHING)  ## Score the analyses on models whose inner workings are known, and write docs/truth.md (half an hour, of which training is cached).
 	$(BIN)/python -m labs.truth --peers --write
 
-docs: $(EVERYTHING)   ## Write the generated pages and pictures again, run the docs' examples, build the site. FULL=1 runs the experiments too (hours).
+docs: $(EVERYTHING)   ## Write the generated pages, outputs and pictures again, run the docs' examples, build the site. FULL=1 runs the experiments too (hours).
 	$(BIN)/python -m docs.generate
+	$(BIN)/python -m docs.outputs
 	$(BIN)/python -m docs.figures --write
 	$(BIN)/python -m docs.pictures
 	$(BIN)/python -m docs.example

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import hiddenscope as hs
+from docs.outputs import same_output, shown_output, with_output
 from docs.site.notebooks import notebook_text
 from docs.site.structure import name_groups, sections
 from hiddenscope.catalog import ANALYSES, PUBLIC
@@ -23,6 +24,8 @@ HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 SECTIONS = ["How to read it", "Formula", "Cost", "Pitfalls", "Reference"]
 # Pages that are laid out otherwise.
 OTHERWISE = {"visibility"}
+# A reader sees it beside its example.
+LINES_OF_OUTPUT = 25
 
 
 def test_links_lead_somewhere() -> None:
@@ -62,6 +65,48 @@ def test_pages_of_one_kind_are_laid_out_alike() -> None:
         assert f"python examples/{page.stem.replace('-', '_')}.py" in text
         for heading in ("Expected", "Seen", "What it does not show"):
             assert f"## {heading}" in text, page.name
+
+
+@pytest.mark.parametrize("word", [analysis.word for analysis in ANALYSES])
+def test_the_page_of_an_analysis_shows_what_its_example_prints(word: str) -> None:
+    """That it prints just this is seen by tests/slow/docs/test_docs.py."""
+    page = (DOCS / f"{word}.md").read_text("utf-8")
+    output = shown_output(page)
+    assert output and output.strip(), f"run `python -m docs.outputs {word}`"
+    assert len(output.splitlines()) <= LINES_OF_OUTPUT
+    assert with_output(page, output) == page
+
+
+@pytest.mark.parametrize(
+    ("printed", "shown"),
+    [
+        ("a   0.78\nb  -0.01", "a 0.77\nb 0.00"),
+        ("a norm of 22,628", "a norm of 22,900"),
+        ("98% (84% to 100%)", "97% (85% to 100%)"),
+        ("an error of at most 6e-08", "an error of at most 1.2e-07"),
+        ("by 158 times the noise envelope", "by 77.1 times the noise envelope"),
+    ],
+)
+def test_outputs_agree_that_machines_rounded_differently(
+    printed: str, shown: str
+) -> None:
+    assert same_output(printed, shown)
+
+
+@pytest.mark.parametrize(
+    ("printed", "shown"),
+    [
+        ("from layer.24 on", "from layer.25 on"),
+        ("17 values", "18 values"),
+        ("a cosine of 0.34", "a cosine of 0.37"),
+        ("1.1e-03 nats", "1.2e-03 nats"),
+        ("adds +0.91", "adds -0.91"),
+        ("at 3 tokens", "at 3 tokens\nand more"),
+        ("by 158 times the norm", "by 77.1 times the norm"),
+    ],
+)
+def test_outputs_that_say_something_else_do_not_agree(printed: str, shown: str) -> None:
+    assert not same_output(printed, shown)
 
 
 def test_everything_is_in_the_docs_once() -> None:

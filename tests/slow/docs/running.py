@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import hiddenscope as hs
+from docs.outputs import run_example
 from tests.places import ROOT
 
 DOCS = ROOT / "docs"
@@ -21,15 +22,18 @@ def with_examples() -> list[Path]:
     return [page for page in pages if EXAMPLE.search(page.read_text("utf-8"))]
 
 
-def run_page(page: Path) -> None:
-    """Run the examples of a page from top to bottom."""
+def run_page(page: Path) -> list[str]:
+    """Run the examples of a page from top to bottom, and return what each prints."""
     try:
         hs.load()
     except hs.errors.Unreachable as error:
         pytest.skip(f"the docs use the default model: {error}")
     text = page.read_text("utf-8")
     namespace: dict[str, object] = {"__name__": "example"}
+    printed = []
     for example in EXAMPLE.finditer(text):
         # So that a traceback points at the line of the page.
         above = text[: example.start(1)].count("\n")
-        exec(compile("\n" * above + example[1], str(page), "exec"), namespace)
+        code = "\n" * above + example[1]
+        printed.append(run_example(code, str(page), namespace))
+    return printed
