@@ -72,6 +72,8 @@ def main() -> None:
         for experiment in study.experiments:
             if not re.search(options.only, f"{study.name}: {experiment.what}"):
                 continue
+            if options.missing and experiment.what in results().get(study.name, {}):
+                continue
             row = experiment.run(
                 options.runs, options.device, options.jobs, options.seed_offset
             )
@@ -98,6 +100,9 @@ def _options() -> Any:
         nargs="?",
         default="",
         help="a regular expression: only these, as in 'probe: noise'",
+    )
+    parser.add_argument(
+        "--missing", action="store_true", help="only what was never measured"
     )
     parser.add_argument("--runs", type=int, default=200, help="runs of an experiment")
     parser.add_argument(
