@@ -47,16 +47,16 @@ def story(report: EntropyReport, result: Result) -> Iterator[Section]:
         unit="bits",
     )
     lowest, highest = report.bits.lowest, report.bits.highest
+    random = f"random states have {report.random_bits:.4f}"
     sentences = [
         f"Over {counted(report.tokens, 'token')}, {lowest.site} is the most certain,"
         f" with a mean entropy of {lowest.value:.4f} bits.",
-        f"{highest.site} is the least certain, with {highest.value:.2f} bits.",
-        f"Random states have {report.random_bits:.4f} bits.",
+        f"{highest.site} is the least certain, with {highest.value:.4f} bits; {random}.",
     ]
     if len(sites) == 1:
-        sentences[:2] = [
+        sentences = [
             f"Over {counted(report.tokens, 'token')}, {lowest.site} has a mean entropy"
-            f" of {lowest.value:.2f} bits."
+            f" of {lowest.value:.4f} bits; {random}."
         ]
     yield Section(
         "How certain is each layer?",

@@ -5,6 +5,7 @@
 """
 
 import logging
+import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -170,6 +171,7 @@ def failures(name: str) -> list[str]:
     try:
         testing.check_analysis(analysis)
     except AssertionError as error:
-        _, *listed = str(error).split("\n  ")
+        # What shows a broken law stands below it, further in.
+        _, *listed = re.split(r"\n  (?=\S)", str(error))
         return listed or [str(error)]
     return []

@@ -145,8 +145,8 @@ class Unembedding:
 
     def blocks(self, rows: Tensor, site: Site, most: int) -> Iterator[Tensor]:
         """Yield the logits of rows of a site, of at most `most` rows at a time."""
-        for some in torch.split(rows, most):
-            yield self.logits_of(some, site)
+        for block in torch.split(rows, most):
+            yield self.logits_of(block, site)
 
     @autograd.without_grad
     def head_inputs(self, rows: Tensor, site: Site) -> HeadInputs:
