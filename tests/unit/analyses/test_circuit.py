@@ -60,6 +60,7 @@ def test_what_is_told_is_what_was_computed() -> None:
     data, facts = result.data, result.facts
     assert (facts["chosen_on"], facts["tested_on"], facts["groups"]) == (3, 8, 11)
     assert facts["held_out"] and len(facts["answers"]) == facts["contrasts"] == 11
+    assert "There is no interval" not in result.summary()
     for row, size in enumerate(facts["sizes"]):
         of_size = data.isel(share=row)
         assert size["share"] == of_size["share"].item() == SHARES[row]
