@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from functools import cached_property
+from itertools import combinations, compress
 from math import inf
 from operator import itemgetter
 from typing import Any
@@ -28,6 +29,8 @@ from hiddenscope.modules.trials import tolerance
 
 MOST_BRANCHES = 3
 ROUNDING = 8  # units in the last place that a sum may be off
+# How many numbers of each value are looked at before all of them are added up.
+SAMPLE = 64
 # How far a state is moved to see what depends on it, in multiples of its mean size.
 DISTURBANCES = (4.0, -4.0)
 
@@ -55,6 +58,13 @@ class _Value:
     states: Tensor
     projection: float
     size: float
+
+    @cached_property
+    def sample(self) -> Tensor:
+        """Some of its numbers, from all over it, in float64."""
+        numbers = self.states.flatten()
+        step = max(1, len(numbers) // SAMPLE)
+        return numbers[::step][:SAMPLE].double().cpu()
 
     def times(self, scale: float) -> _Value:
         """Return the value times a number, as a tap shows it whose layout has it."""
@@ -217,14 +227,31 @@ class _BlockValues:
     def _after(self, stream: _Value, branch: _Value) -> Iterator[_Step]:
         """Yield what the stream may be after a branch: the sum, or its norm."""
         terms = (stream, branch)
-        for value in self.all:
-            off = inf if value is stream else self._off(value, terms)
+        for total, after in self._may_be(terms):
+            is_normed = after is not total
+            if total is stream and not is_normed:
+                continue
+            off = self._off(total, terms)
             if off < inf:
-                yield _Step(branch, value, False, off)
-        for before, after in self.norms:
-            off = self._off(before, terms)
-            if off < inf:
-                yield _Step(branch, after, True, off)
+                yield _Step(branch, after, is_normed, off)
+
+    @cached_property
+    def sums(self) -> list[tuple[_Value, _Value]]:
+        """What may be a sum, and the stream after it: the same, or the norm of it."""
+        return [*((value, value) for value in self.all), *self.norms]
+
+    @cached_property
+    def samples(self) -> Tensor:
+        """A few numbers of each of the sums."""
+        return torch.stack([total.sample for total, _ in self.sums])
+
+    def _may_be(self, terms: Sequence[_Value]) -> Iterator[tuple[_Value, _Value]]:
+        """Yield those of the sums that a few numbers of each do not rule out."""
+        added = torch.stack([term.sample for term in terms])
+        sizes = self.samples.abs().maximum(added.abs().amax(0))
+        missing = (self.samples - added.sum(0)).abs()
+        close = (missing <= ROUNDING * self.eps * sizes).all(1)
+        return compress(self.sums, close.tolist())
 
     def _off(self, total: _Value, terms: Sequence[_Value]) -> float:
         """Return by how much terms miss a total; infinity if by more than rounding."""
