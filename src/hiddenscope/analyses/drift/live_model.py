@@ -105,6 +105,17 @@ class LiveModel:
         """Return the layers, the branches of every block, and final."""
         return [site for site in self.taps if site.part in ("", *BRANCHES)]
 
+    def layers_of(self, path: str) -> list[Site]:
+        """Return the layers that a block makes: one in each of its calls."""
+        return [layer for layer, block in self.blocks.items() if block == path]
+
+    @property
+    def outer_parts(self) -> dict[str, nn.Module]:
+        """Return the blocks and the modules outside them, by path."""
+        inside = tuple(f"{path}." for path in self.blocks.values())
+        parts = hooks.parts_of(self.module).items()
+        return {path: part for path, part in parts if not path.startswith(inside)}
+
     def part(self, path: str) -> nn.Module:
         """Return the submodule at a path."""
         return self.module.get_submodule(path)

@@ -144,10 +144,9 @@ class _Observation:
             blocks = set(self.model.blocks.values())
             watches += map(self._watch_block, blocks)
             # The embeddings, the norms around the blocks, and the head.
-            inside_blocks = tuple(f"{path}." for path in blocks)
-            for path, part in hooks.parts_of(self.model.module).items():
+            for path, part in self.model.outer_parts.items():
                 is_leaf = bool(part._parameters) and not part._modules
-                if is_leaf and not f"{path}.".startswith(inside_blocks):
+                if is_leaf and path not in blocks:
                     watches += self._watch_outside(part)
         for site in self.sites:
             on_state = partial(self._on_state, site)
@@ -158,7 +157,7 @@ class _Observation:
         """Run a float64 copy of a block, which makes one layer in each of its calls."""
         model = self.model
         block = self.model.part(path)
-        made = [site for site in model.blocks if model.blocks[site] == path]
+        made = model.layers_of(path)
         layers = iter(made)
 
         def before(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
