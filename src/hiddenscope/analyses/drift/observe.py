@@ -15,11 +15,11 @@ it. It can be repeated on another module.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import Empty, Queue
-from threading import Thread
 from typing import Any, TypeVar
 
 import torch
@@ -329,28 +329,23 @@ class StateQueue:
 
         An error of either is raised here.
         """
-        failures = []
 
         def run_reference() -> None:
             try:
                 reference()
-            except BaseException as error:
-                failures.append(error)
             finally:
                 self.give(None)
 
-        thread = Thread(target=run_reference, daemon=True)
-        thread.start()
-        try:
-            returned = candidate()
-        finally:
-            self._is_closed = True
-            # The reference may be waiting for room.
-            with suppress(Empty):
-                self._queue.get_nowait()
-            thread.join()
-        for failure in failures:
-            raise failure
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(run_reference)
+            try:
+                returned = candidate()
+            finally:
+                self._is_closed = True
+                # The reference may be waiting for room.
+                with suppress(Empty):
+                    self._queue.get_nowait()
+            running.result()
         return returned
 
 
