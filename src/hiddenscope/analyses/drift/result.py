@@ -22,7 +22,7 @@ from hiddenscope.analyses.drift.errors import (
     main_site,
     stack_of,
 )
-from hiddenscope.analyses.drift.live_model import LOGITS
+from hiddenscope.analyses.drift.live_model import LOGITS, Side
 from hiddenscope.analyses.drift.search import FaultyModule
 from hiddenscope.analyses.drift.story import (
     Baseline,
@@ -67,9 +67,8 @@ class DriftComparison:
     `compared` is `parts`, each on equal input, or whole `passes`.
     """
 
-    names: tuple[str, str]
+    sides: tuple[Side, Side]
     errors: Errors
-    sources: Sequence[Mapping[str, object]]
     pairing: Pairing
     compared: Literal["parts", "passes"] = "passes"
     fault: FaultyModule | None = None
@@ -102,6 +101,7 @@ class DriftComparison:
         unexplained = None
         if cause is not None and cause.errors is not None:
             unexplained = _drifting_site(cause.errors, cause.errors.drifting[0])
+        reference, candidate = self.sides
         return DriftReport(
             drifted=bool(drifting),
             explained_by=explained_by,
@@ -124,8 +124,8 @@ class DriftComparison:
             drifting_sites=[_drifting_site(errors, name) for name in drifting],
             moved_layers=_moved_layers(errors),
             moved_tokens=self._moved_tokens(),
-            reference=self.names[0],
-            candidate=self.names[1],
+            reference=reference.name,
+            candidate=candidate.name,
             compared=self.compared,
             texts=max(tokens.count for tokens in self.tokens.values()),
             tokens=sum(map(len, self.tokens.values())),
