@@ -21,7 +21,6 @@ from hiddenscope.analyses.drift.compare import ComparedSides, compare_parts
 from hiddenscope.analyses.drift.errors import Errors
 from hiddenscope.analyses.drift.live_model import NARROW, LiveModel
 from hiddenscope.analyses.drift.search import path_in
-from hiddenscope.model import Model
 from hiddenscope.modules import trials
 from hiddenscope.modules.adapters import below_adapters, has_adapters
 from hiddenscope.modules.module_copy import private_copy
@@ -160,19 +159,19 @@ def _change(
 
 
 def explain(
-    sides: ComparedSides, changed: list[ChangedWeight], model: Model, inputs: Inputs
+    sides: ComparedSides, changed: list[ChangedWeight], inputs: Inputs
 ) -> Cause:
     """Find out whether an adapter or the weights explain a difference of two models."""
     below = _below_adapters(sides)
     if below is not None:
-        errors = compare_parts(below, model, inputs, check=False)
+        errors = compare_parts(below, inputs, check=False)
         return Cause(None, errors, below) if errors.drifting else Cause("adapter")
     if not changed:
         return Cause(None)
     everything = {change.name for change in changed}
     rounded = {change.name for change in changed if change.is_rounding}
     exchanged = rounded or everything
-    errors, left = _compare_exchanged(sides, exchanged, model, inputs)
+    errors, left = _compare_exchanged(sides, exchanged, inputs)
     if rounded and not errors.drifting:
         return Cause("quantisation")
     cause = Cause("weights")
@@ -181,7 +180,7 @@ def explain(
     elif all(change.is_narrow for change in changed):
         cause = Cause("dtype")
     if exchanged != everything:
-        errors, left = _compare_exchanged(sides, everything, model, inputs)
+        errors, left = _compare_exchanged(sides, everything, inputs)
     return Cause(None, errors, left) if errors.drifting else cause
 
 
@@ -207,7 +206,7 @@ def _below_adapters(sides: ComparedSides) -> ComparedSides | None:
 
 
 def _compare_exchanged(
-    sides: ComparedSides, names: Collection[str], model: Model, inputs: Inputs
+    sides: ComparedSides, names: Collection[str], inputs: Inputs
 ) -> tuple[Errors, ComparedSides]:
     """Compare the candidate with the reference's code and some of its own weights."""
     reference = sides.equal_reference
@@ -224,7 +223,7 @@ def _compare_exchanged(
             _exchange(copied, place, candidate.module, source)
     exchanged = replace(reference, module=copied)
     compared = ComparedSides(exchanged, candidate, exchanged, candidate)
-    errors = compare_parts(compared, model, inputs, check=False)
+    errors = compare_parts(compared, inputs, check=False)
     if compared.rounds_inputs and exchanged.device == candidate.device:
         # Layers that round their input to 8 bits are far from float64, by which noise
         # is measured. But here both sides run the very same layers, so that errors are

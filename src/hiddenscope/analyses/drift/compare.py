@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from hiddenscope import progress
 from hiddenscope.analyses.drift.errors import (
     INFINITE,
+    SIDES,
     Errors,
     Gap,
     Noise,
@@ -60,7 +61,6 @@ from hiddenscope.errors import (
     first_line,
     is_out_of_memory,
 )
-from hiddenscope.model import Model
 from hiddenscope.modules import hooks
 from hiddenscope.modules.module_copy import (
     float64_copy,
@@ -100,6 +100,25 @@ class Claim(NamedTuple):
     site: str
     read: Callable[[Sequence[int]], Tensor]
     is_centred: bool = False
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """A run that can be read but not entered: saved states, or what a program returned.
+
+    `dtype` is the one that it was computed in, and `tokens` are those of each stack.
+    There is a claim for each set of rows, under the name of a site if that is all that
+    is claimed. `passes` were run for the comparison.
+    """
+
+    name: str
+    source: Mapping[str, object]
+    dtype: torch.dtype
+    tokens: Mapping[str | None, Tokens]
+    claims: Mapping[str, Claim]
+    notes: Sequence[str] = ()
+    passes: int = 0
+    is_reference: bool = False
 
 
 @dataclass(frozen=True)
@@ -170,7 +189,6 @@ def _rounded(model: LiveModel, like: LiveModel) -> LiveModel:
 
 def compare_parts(
     sides: ComparedSides,
-    model: Model,
     inputs: Inputs,
     *,
     low_memory: bool = False,
@@ -181,6 +199,7 @@ def compare_parts(
     With `check`, passes without hooks show whether observing changed anything. If a NaN
     comes up in a padded batch, the texts are run again one at a time.
     """
+    model = sides.reference.loaded
 
     def compare(batches: Sequence[tuple[list[int], Inputs]]) -> Errors:
         errors = Errors(tokens_of(model, inputs), notes=[*sides.notes])
@@ -477,26 +496,18 @@ def _compare_in_step(recorder: _BatchRecorder) -> bool:
     return LOGITS in whole.names
 
 
-def compare_passes(
-    reference: LiveModel,
-    model: Model,
-    claims: Mapping[str, Claim],
-    dtype: torch.dtype,
-    inputs: Inputs,
-    errors: Errors,
-) -> None:
-    """Compare a live reference with the rows of another run, claim by claim.
-
-    `dtype` is the one that the other run was computed in. The errors have an entry for
-    each claim, which is the name of a site if that is all that the claim says.
-    """
-    claimed = {claim.site for claim in claims.values()}
-    sites = [site for site in reference.taps if str(site) in claimed]
-    for numbers, some in inputs.batches(model):
-        observed = observe(reference, some, sites)
-        null_passes = list(_null_passes(errors, reference, some, sites, dtype))
+def compare_recorded(model: LiveModel, run: RecordedRun, inputs: Inputs) -> Errors:
+    """Compare whole passes of a model with a recorded run, claim by claim."""
+    roles = SIDES[::-1] if run.is_reference else SIDES
+    passes = {roles[0]: WHOLE_PASSES, roles[1]: run.passes}
+    errors = Errors(run.tokens, roles=roles, passes=passes)
+    claimed = {claim.site for claim in run.claims.values()}
+    sites = [site for site in model.taps if str(site) in claimed]
+    for numbers, some in inputs.batches(model.loaded):
+        observed = observe(model, some, sites)
+        null_passes = list(_null_passes(errors, model, some, sites, run.dtype))
         places = places_of(inputs, numbers, errors.tokens)
-        for name, claim in claims.items():
+        for name, claim in run.claims.items():
             if claim.site not in observed.states:
                 continue
             expected = observed.rows(claim.site)
@@ -512,7 +523,9 @@ def compare_passes(
             if gaps:
                 noise = Noise.of_passes(gaps, coarse)
             errors.judge(name, gap(expected, rows), noise, some)
-    errors.sort([*map(str, sites), *claims])
+    errors.sort([*map(str, sites), *run.claims])
+    errors.notes += run.notes
+    return errors
 
 
 def compare_saved(

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from hiddenscope.analyses.drift.cause import compare_weights, explain
 from hiddenscope.analyses.drift.compare import (
-    WHOLE_PASSES,
     Claim,
     ComparedSides,
+    RecordedRun,
     compare_parts,
-    compare_passes,
+    compare_recorded,
 )
 from hiddenscope.analyses.drift.errors import Errors, divergence
 from hiddenscope.analyses.drift.hints import describe_hint
@@ -32,7 +32,6 @@ from hiddenscope.analyses.drift.live_model import (
     as_live,
     check_tokenizers,
     encode,
-    majority_dtype,
     name_of,
     narrowest,
     tokens_of,
@@ -53,7 +52,7 @@ from hiddenscope.analyses.drift.saved import (
     open_saved,
 )
 from hiddenscope.analyses.drift.search import Search
-from hiddenscope.analyses.drift.story import Baseline, Pairing, Restored, SitePair
+from hiddenscope.analyses.drift.story import Baseline, Pairing, Restored
 from hiddenscope.analyses.drift.systematic import coarsest
 from hiddenscope.errors import ModuleError, StatesError
 from hiddenscope.files import PathLike
@@ -116,7 +115,8 @@ def compare_sides(
             errors = {name: verdict.error for name, verdict in verdicts.items()}
             count = write_baseline(path, errors)
         accepted = Baseline(file=path, written=levels is None, sites=count)
-    source = {**comparison.sources[0], "candidate": comparison.sources[1]}
+    reference_side, candidate_side = comparison.sides
+    source = {**reference_side.source, "candidate": candidate_side.source}
     report = comparison.report(accepted)
     return Result("drift", comparison.dataset(sites), report, source)
 
@@ -190,6 +190,7 @@ def _compare(
     else:
         assert not isinstance(candidate, SavedRun)
         model = _as_model(reference, "reference")
+        live_reference = as_live(model)
         inputs = encode(model, texts)
         live = None
         if isinstance(candidate, Model | BareModule):
@@ -200,8 +201,8 @@ def _compare(
         else:
             program = candidate
         if live is not None:
-            return _compare_live(model, candidate, live, inputs, options)
-        comparison = _compare_program(model, program, inputs, options)
+            return _compare_live(live_reference, live, inputs, options)
+        comparison = _compare_program(live_reference, program, inputs, options)
     if comparison.compared == "passes":
         options.accept(comparison.errors)
     if options.low_memory:
@@ -212,37 +213,30 @@ def _compare(
 
 
 def _compare_live(
-    model: Model, candidate: Opened, live: LiveModel, inputs: Inputs, options: _Options
+    reference: LiveModel, candidate: LiveModel, inputs: Inputs, options: _Options
 ) -> DriftComparison:
     """Compare two models with the same modules part by part."""
-    reference = as_live(model)
-    pairs = []
+    places = {}
     for site, tap in reference.taps.items():
-        other = live.taps.get(site)
+        other = candidate.taps.get(site)
         if not site.part and other is not None:
-            pairs.append(
-                SitePair(site=str(site), reference=str(tap), candidate=str(other))
-            )
-    by = "path" if live.taps is reference.taps else "site"
-    pairing = Pairing(by=by, pairs=pairs)
-    sides = ComparedSides.on_equal_terms(reference, live)
-    models = [side for side in (model, candidate) if isinstance(side, Model)]
+            places[str(site)] = str(tap), str(other)
+    by = "path" if candidate.taps is reference.taps else "site"
+    pairing = Pairing.of(by, places)
+    sides = ComparedSides.on_equal_terms(reference, candidate)
     # Always in one order, so that two comparisons cannot wait for each other.
-    models.sort(key=id)
-    with models[0].lock, models[-1].lock:
-        comparison = _compare_by_parts(model, sides, inputs, pairing, options)
-    if isinstance(candidate, Model):
-        comparison.sources = [comparison.sources[0], candidate.source(None).to_json()]
-    return comparison
+    models = sorted([reference.loaded, candidate.model or reference.loaded], key=id)
+    with models[0].lock, models[1].lock:
+        return _compare_by_parts(sides, inputs, pairing, options)
 
 
 def _compare_program(
-    model: Model, program: Program, inputs: Inputs, options: _Options
+    reference: LiveModel, program: Program, inputs: Inputs, options: _Options
 ) -> DriftComparison:
     """Compare a program part by part if its blocks can be entered, else as a whole."""
-    reference = as_live(model)
-    with model.lock:
+    with reference.loaded.lock:
         pairs = pair_program(reference, program, inputs, options.pairing)
+        facts = pairs.facts(reference)
         port = pairs.port(program, reference)
         if port is None:
             # Only what it returns can be seen: whole passes are compared.
@@ -253,33 +247,27 @@ def _compare_program(
             digits = Digits()
             # The candidate's weights are unknown: its embeddings show their digits.
             embeddings = rows.get("layer.0")
-            is_wide = dtype.itemsize >= majority_dtype(model.module).itemsize
+            is_wide = dtype.itemsize >= reference.dtype.itemsize
             if embeddings is not None and is_wide:
                 saved = narrowest([embeddings], embeddings.dtype)
                 if saved != embeddings.dtype:
-                    digits = Digits.saved_in(saved, model.module)
-            rounded = reference.with_digits(digits.reference)
+                    digits = Digits.saved_in(saved, reference.module)
+            module = getattr(program, "_orig_mod", program)
+            name = getattr(program, "__name__", type(module).__name__)
+            source = {"model": name, "dtype": name_of(dtype)}
             claims = {
                 name: Claim(name, tensor.__getitem__) for name, tensor in rows.items()
             }
-            passes = {"reference": WHOLE_PASSES, "candidate": 1}
-            errors = Errors(tokens_of(model, inputs), passes=passes)
-            compare_passes(rounded, model, claims, dtype, inputs, errors)
-            errors.notes += digits.notes
-            module = getattr(program, "_orig_mod", program)
-            name = getattr(program, "__name__", type(module).__name__)
-            sources = [
-                model.source(None).to_json(),
-                {"model": name, "dtype": name_of(dtype)},
-            ]
-            comparison = DriftComparison(
-                (model.name, name), errors, sources, pairs.facts(reference)
-            )
+            tokens = tokens_of(reference.loaded, inputs)
+            notes = digits.notes
+            run = RecordedRun(name, source, dtype, tokens, claims, notes, passes=1)
+            rounded = reference.with_digits(digits.reference)
+            errors = compare_recorded(rounded, run, inputs)
+            comparison = DriftComparison((reference, run), errors, facts)
         else:
             sides = ComparedSides.on_equal_terms(reference, port)
-            facts = pairs.facts(reference)
             in_full = replace(options, low_memory=False)
-            comparison = _compare_by_parts(model, sides, inputs, facts, in_full)
+            comparison = _compare_by_parts(sides, inputs, facts, in_full)
     comparison.errors.notes += pairs.notes
     block = pairs.inline.get(next(iter(comparison.errors.drifting), ""))
     if block is not None:
@@ -291,29 +279,16 @@ def _compare_program(
 
 
 def _compare_by_parts(
-    model: Model,
     sides: ComparedSides,
     inputs: Inputs,
     pairing: Pairing,
     options: _Options,
 ) -> DriftComparison:
     """Compare two sides part by part, and search for the module behind any drift."""
-    errors = compare_parts(sides, model, inputs, low_memory=options.low_memory)
+    errors = compare_parts(sides, inputs, low_memory=options.low_memory)
     options.accept(errors)
-    candidate = sides.candidate
-    source = {
-        "model": candidate.name,
-        "dtype": name_of(candidate.dtype),
-        "device": str(candidate.device),
-        "attention": candidate.kernel,
-    }
-    comparison = DriftComparison(
-        (sides.reference.name, candidate.name),
-        errors,
-        [model.source(None).to_json(), source],
-        pairing,
-        compared="parts",
-    )
+    compared = sides.reference, sides.candidate
+    comparison = DriftComparison(compared, errors, pairing, compared="parts")
     changed, misread = compare_weights(sides)
     comparison.changed_weights = changed
     if misread:
@@ -322,9 +297,9 @@ def _compare_by_parts(
             " this device, because their width is no multiple of a block:"
             f" {listed(misread)}."
         )
-    comparison.dtypes_differ = candidate.dtype != sides.reference.dtype
+    comparison.dtypes_differ = sides.candidate.dtype != sides.reference.dtype
     if errors.drifting:
-        cause = comparison.cause = explain(sides, changed, model, inputs)
+        cause = comparison.cause = explain(sides, changed, inputs)
         if cause.sides is not None and cause.errors is not None:
             _search(comparison, cause.errors, cause.sides, inputs)
         elif cause.explained_by not in INTENDED:

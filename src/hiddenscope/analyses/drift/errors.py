@@ -23,6 +23,7 @@ from hiddenscope.analyses.drift.systematic import Finding, SystematicTest, coars
 from hiddenscope.errors import NotFinite
 from hiddenscope.modules import trials
 from hiddenscope.passes import Inputs
+from hiddenscope.results.dataset import Attributes
 from hiddenscope.states import Tokens
 from hiddenscope.states.arrays import Floats
 
@@ -34,7 +35,7 @@ MARGIN = trials.NOISE_FACTOR
 # Rows and channels below this share of the typical size are measured by that size: a
 # sum that cancels to nearly zero still has the rounding errors of its terms.
 SMALLEST = 1e-3
-CELLS = {
+CELLS: Mapping[str, Attributes] = {
     "relative": {
         "long_name": "relative error",
         "units": "L2 over the reference's norm",

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from hiddenscope.analyses.drift.errors import SIDES, Noise, gap
 from hiddenscope.analyses.drift.observe import (
@@ -47,14 +46,15 @@ STEPS, FACTOR, LARGEST_STEP = 6, 1.01, 100.0
 KERNEL = "hiddenscope_trial"
 PLAIN = (bool, int, float, str)
 NARROW = (torch.bfloat16, torch.float16, torch.float8_e4m3fn)
-ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "the exact GELU (erf)": functional.gelu,
-    "GELU by tanh": lambda x: functional.gelu(x, approximate="tanh"),
-    "GELU by a sigmoid": lambda x: x * torch.sigmoid(1.702 * x),
-    "SiLU": functional.silu,
-    "ReLU": functional.relu,
-    "squared ReLU": lambda x: functional.relu(x).square(),
-    "no activation": lambda x: x,
+# The names that transformers has for activations.
+ACTIVATIONS = {
+    "the exact GELU (erf)": "gelu",
+    "GELU by tanh": "gelu_pytorch_tanh",
+    "GELU by a sigmoid": "quick_gelu",
+    "SiLU": "silu",
+    "ReLU": "relu",
+    "squared ReLU": "relu2",
+    "no activation": "linear",
 }
 _SHAPE_ERROR = re.compile("shape|size|dimension", re.IGNORECASE)
 
@@ -421,37 +421,28 @@ def _other_blocks(suspect: Suspect) -> Iterator[Hypothesis]:
             yield Hypothesis("swapped_layer", evidence, suspect.run(block))
 
 
-class _Function(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Call the function."""
-        return self.function(x)
-
-
 def _activations(suspect: Suspect) -> Iterator[Hypothesis]:
     """Replace an activation in the reference, or the module itself."""
+    from transformers.activations import ACT2FN
+
+    activations = {words: ACT2FN[name] for words, name in ACTIVATIONS.items()}
     for call in suspect.call.leaves():
         state = call.state
         output = call.output
         if state is None or output is None or state.shape != output.shape:
             continue
         # It must roughly compute a known activation.
-        known = [function(state) for function in ACTIVATIONS.values()]
+        known = [activation(state) for activation in activations.values()]
         if not any(torch.allclose(near, output, 0.01, 0.01) for near in known):
             continue
         path = call.path.removeprefix(suspect.call.path).lstrip(".")
         place = f" in the place of `{path}`" if path else ""
         parent, _, name = path.rpartition(".")
-        for words, function in ACTIVATIONS.items():
-            module: nn.Module = _Function(function)
+        for words, activation in activations.items():
+            module = activation
             if path:
                 module = private_copy(suspect.reference)
-                setattr(module.get_submodule(parent), name, _Function(function))
+                setattr(module.get_submodule(parent), name, activation)
             evidence = f"The output is that of {words}{place}."
             yield Hypothesis("activation", evidence, suspect.run(module))
 

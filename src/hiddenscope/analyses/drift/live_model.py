@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,18 @@ TARGET_WORDS = ("decoder", "target", "tgt")
 Program = Callable[..., Any]
 
 
+class Side(Protocol):
+    """A side of a comparison, as a result names it."""
+
+    @property
+    def name(self) -> str:
+        """Return what it is called."""
+
+    @property
+    def source(self) -> Mapping[str, object]:
+        """Return where its states come from."""
+
+
 @dataclass(eq=False)
 class BareModule:
     """A module that was given without being loaded, with its tokenizer, if any."""
@@ -56,7 +68,8 @@ class LiveModel:
     """A module with the places of its states and the block that makes each layer.
 
     A port, whose modules have other names than the reference's, has its own `taps` and
-    `blocks`. Other models use those of the anatomy.
+    `blocks`. Other models use those of the anatomy. `model` is the loaded model that it
+    was made of, if any.
     """
 
     name: str
@@ -66,6 +79,7 @@ class LiveModel:
     taps: Mapping[Site, Tap] = field(default_factory=dict)
     blocks: Mapping[Site, str] = field(default_factory=dict)
     is_port: bool = False
+    model: Model | None = None
     dtype: torch.dtype = field(init=False)
     device: torch.device = field(init=False)
 
@@ -80,6 +94,24 @@ class LiveModel:
             for number, block in enumerate(stack.blocks, 1):
                 blocks[Site(number, "", name)] = block.path
         self.blocks = blocks
+
+    @property
+    def source(self) -> Mapping[str, object]:
+        """Return where its states come from."""
+        if self.model is not None:
+            return self.model.source(None).to_json()
+        return {
+            "model": self.name,
+            "dtype": name_of(self.dtype),
+            "device": str(self.device),
+            "attention": self.kernel,
+        }
+
+    @property
+    def loaded(self) -> Model:
+        """Return the loaded model, which a reference always is."""
+        assert self.model is not None
+        return self.model
 
     @property
     def stacks(self) -> list[str | None]:
@@ -104,6 +136,17 @@ class LiveModel:
     def sites(self) -> list[Site]:
         """Return the layers, the branches of every block, and final."""
         return [site for site in self.taps if site.part in ("", *BRANCHES)]
+
+    def layers_of(self, path: str) -> list[Site]:
+        """Return the layers that a block makes: one in each of its calls."""
+        return [layer for layer, block in self.blocks.items() if block == path]
+
+    @property
+    def outer_parts(self) -> dict[str, nn.Module]:
+        """Return the blocks and the modules outside them, by path."""
+        inside = tuple(f"{path}." for path in self.blocks.values())
+        parts = hooks.parts_of(self.module).items()
+        return {path: part for path, part in parts if not path.startswith(inside)}
 
     def part(self, path: str) -> nn.Module:
         """Return the submodule at a path."""
@@ -135,7 +178,7 @@ def layer_before(site: Site) -> Site:
 
 def as_live(model: Model) -> LiveModel:
     """Return a loaded model as a side of a comparison."""
-    return LiveModel(model.name, model.module, model.anatomy, model.pad)
+    return LiveModel(model.name, model.module, model.anatomy, model.pad, model=model)
 
 
 def as_candidate(side: Model | BareModule, reference: Model) -> LiveModel | None:
@@ -149,7 +192,11 @@ def as_candidate(side: Model | BareModule, reference: Model) -> LiveModel | None
     if is_compiled(module):
         return None
     require_recordable(module)
-    name = side.name if isinstance(side, Model) else type(module).__name__
+    model = None
+    name = type(module).__name__
+    if isinstance(side, Model):
+        model = side
+        name = side.name
     if not _has_same_tree(module, reference):
         # A module in plain PyTorch is a port: it is paired by what it computes.
         if calls.plain_parameters(module) is not None:
@@ -163,7 +210,7 @@ def as_candidate(side: Model | BareModule, reference: Model) -> LiveModel | None
         anatomy = side.anatomy
         if depths != [(stack.name, stack.depth) for stack in anatomy.stacks]:
             return None
-    return LiveModel(name, module, anatomy, reference.pad)
+    return LiveModel(name, module, anatomy, reference.pad, model=model)
 
 
 def _has_same_tree(module: nn.Module, reference: Model) -> bool:

@@ -15,11 +15,11 @@ it. It can be repeated on another module.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import Empty, Queue
-from threading import Thread
 from typing import Any, TypeVar
 
 import torch
@@ -144,10 +144,9 @@ class _Observation:
             blocks = set(self.model.blocks.values())
             watches += map(self._watch_block, blocks)
             # The embeddings, the norms around the blocks, and the head.
-            inside_blocks = tuple(f"{path}." for path in blocks)
-            for path, part in hooks.parts_of(self.model.module).items():
+            for path, part in self.model.outer_parts.items():
                 is_leaf = bool(part._parameters) and not part._modules
-                if is_leaf and not f"{path}.".startswith(inside_blocks):
+                if is_leaf and path not in blocks:
                     watches += self._watch_outside(part)
         for site in self.sites:
             on_state = partial(self._on_state, site)
@@ -158,7 +157,7 @@ class _Observation:
         """Run a float64 copy of a block, which makes one layer in each of its calls."""
         model = self.model
         block = self.model.part(path)
-        made = [site for site in model.blocks if model.blocks[site] == path]
+        made = model.layers_of(path)
         layers = iter(made)
 
         def before(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -330,28 +329,23 @@ class StateQueue:
 
         An error of either is raised here.
         """
-        failures = []
 
         def run_reference() -> None:
             try:
                 reference()
-            except BaseException as error:
-                failures.append(error)
             finally:
                 self.give(None)
 
-        thread = Thread(target=run_reference, daemon=True)
-        thread.start()
-        try:
-            returned = candidate()
-        finally:
-            self._is_closed = True
-            # The reference may be waiting for room.
-            with suppress(Empty):
-                self._queue.get_nowait()
-            thread.join()
-        for failure in failures:
-            raise failure
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(run_reference)
+            try:
+                returned = candidate()
+            finally:
+                self._is_closed = True
+                # The reference may be waiting for room.
+                with suppress(Empty):
+                    self._queue.get_nowait()
+            running.result()
         return returned
 
 

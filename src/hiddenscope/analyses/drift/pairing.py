@@ -29,7 +29,7 @@ from hiddenscope.analyses.drift.live_model import (
     run_program,
 )
 from hiddenscope.analyses.drift.observe import ModuleCall, record_calls, rows_of
-from hiddenscope.analyses.drift.story import Pairing, SitePair
+from hiddenscope.analyses.drift.story import Pairing
 from hiddenscope.discovery import Stack, Tap
 from hiddenscope.discovery.trace import layouts
 from hiddenscope.errors import PassError, StatesError
@@ -87,11 +87,10 @@ class Pairs:
     def facts(self, reference: LiveModel) -> Pairing:
         """Return the pairs; a table {site: candidate} of them can be given back."""
         taps = {str(site): str(tap) for site, tap in reference.taps.items()}
-        pairs = []
+        places = {}
         for site, value in self.values.items():
-            place = taps.get(site, site)
-            pairs.append(SitePair(site=site, reference=place, candidate=value.name))
-        return Pairing(by=self.by, pairs=pairs)
+            places[site] = taps.get(site, site), value.name
+        return Pairing.of(self.by, places)
 
     def port(self, program: Program, reference: LiveModel) -> LiveModel | None:
         """Return a program as a side that can be entered, if its blocks are known."""

@@ -220,13 +220,9 @@ class PortSearch(Search):
 
     def _call_making(self, site: Site, calls: Sequence[ModuleCall]) -> ModuleCall:
         """Return the call that makes a layer, if one module makes several layers."""
-        number = self._layers_like(site).index(site)
+        layers = self.candidate.layers_of(self.candidate.blocks[site])
+        number = sorted(layers).index(site)
         return calls[min(number, len(calls) - 1)]
-
-    def _layers_like(self, site: Site) -> list[Site]:
-        """Return the layers that the block of a layer makes."""
-        blocks = self.candidate.blocks
-        return sorted(layer for layer in blocks if blocks[layer] == blocks[site])
 
     def _misuse_of_block(self, site: Site) -> Hint | None:
         """Say how a block is wrongly called: never, too often, or on a wrong state."""
@@ -235,9 +231,9 @@ class PortSearch(Search):
         if not calls:
             evidence = f"The candidate never calls `{path}`."
             return Hint(fault="layer_skipped", evidence=evidence)
-        reference_blocks = list(self.reference.blocks.values())
-        expected_calls = reference_blocks.count(self.reference.blocks[site])
-        if len(calls) > expected_calls and len(self._layers_like(site)) == 1:
+        expected_calls = self.reference.layers_of(self.reference.blocks[site])
+        makes_one = len(self.candidate.layers_of(path)) == 1
+        if makes_one and len(calls) > len(expected_calls):
             evidence = f"The candidate calls `{path}` {len(calls)} times."
             return Hint(fault="layer_doubled", evidence=evidence)
         before = layer_before(site)

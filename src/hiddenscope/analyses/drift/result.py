@@ -22,7 +22,7 @@ from hiddenscope.analyses.drift.errors import (
     main_site,
     stack_of,
 )
-from hiddenscope.analyses.drift.live_model import LOGITS
+from hiddenscope.analyses.drift.live_model import LOGITS, Side
 from hiddenscope.analyses.drift.search import FaultyModule
 from hiddenscope.analyses.drift.story import (
     Baseline,
@@ -46,7 +46,7 @@ from hiddenscope.analyses.drift.story import (
 )
 from hiddenscope.errors import FileError
 from hiddenscope.files import PathLike, check_file, replacing
-from hiddenscope.results.dataset import token_coords
+from hiddenscope.results.dataset import Variables, to_dataset, token_coords
 from hiddenscope.sites import Site, SitePatterns, select
 from hiddenscope.states import Tokens
 
@@ -67,9 +67,8 @@ class DriftComparison:
     `compared` is `parts`, each on equal input, or whole `passes`.
     """
 
-    names: tuple[str, str]
+    sides: tuple[Side, Side]
     errors: Errors
-    sources: Sequence[Mapping[str, object]]
     pairing: Pairing
     compared: Literal["parts", "passes"] = "passes"
     fault: FaultyModule | None = None
@@ -102,6 +101,7 @@ class DriftComparison:
         unexplained = None
         if cause is not None and cause.errors is not None:
             unexplained = _drifting_site(cause.errors, cause.errors.drifting[0])
+        reference, candidate = self.sides
         return DriftReport(
             drifted=bool(drifting),
             explained_by=explained_by,
@@ -124,8 +124,8 @@ class DriftComparison:
             drifting_sites=[_drifting_site(errors, name) for name in drifting],
             moved_layers=_moved_layers(errors),
             moved_tokens=self._moved_tokens(),
-            reference=self.names[0],
-            candidate=self.names[1],
+            reference=reference.name,
+            candidate=candidate.name,
             compared=self.compared,
             texts=max(tokens.count for tokens in self.tokens.values()),
             tokens=sum(map(len, self.tokens.values())),
@@ -198,8 +198,6 @@ class DriftComparison:
 
     def dataset(self, patterns: SitePatterns) -> xarray.Dataset:
         """Lay out errors by site and token, and along the selected sites."""
-        import xarray
-
         errors = self.errors
         measured = [name for name in errors.verdicts if name in errors.cells]
         sites = [Site.parse(name) for name in measured if name != LOGITS]
@@ -208,7 +206,7 @@ class DriftComparison:
         # The tokens of all stacks, one stack after another.
         *ends, count = accumulate(map(len, self.tokens.values()))
         starts = dict(zip(self.tokens, [0, *ends], strict=True))
-        variables: dict[str, object] = {}
+        variables: Variables = {}
         for measure, attributes in CELLS.items():
             if not any(measure in errors.cells[name] for name in names):
                 continue
@@ -218,7 +216,7 @@ class DriftComparison:
                 if values is not None:
                     start = starts[stack_of(name, self.tokens)]
                     cells[row, start : start + len(values)] = values
-            variables[measure] = (("site", "token"), cells, dict(attributes))
+            variables[measure] = (("site", "token"), cells, attributes)
         total, local, inherited = (
             np.array([_largest(errors, name, measure) for name in names])
             for measure in ("relative", "local", "inherited")
@@ -238,11 +236,14 @@ class DriftComparison:
             ("beyond", beyond, "times over the envelope"),
         ):
             if np.isfinite(numbers).any():
-                attributes = {"long_name": words, "scale": "log"}
-                variables[line] = ("site", np.array(numbers, np.float32), attributes)
+                variables[line] = (
+                    "site",
+                    np.array(numbers, np.float32),
+                    {"long_name": words, "scale": "log"},
+                )
         stacks = list(map(str, self.tokens)) if len(self.tokens) > 1 else []
         coords = token_coords(list(self.tokens.values()), stacks)
-        return xarray.Dataset(variables, {"site": names, **coords})
+        return to_dataset(variables, {"site": names, **coords})
 
 
 def _drifting_site(errors: Errors, name: str) -> DriftingSite:

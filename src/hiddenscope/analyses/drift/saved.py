@@ -23,20 +23,21 @@ import torch
 from torch import Tensor, nn
 
 from hiddenscope.analyses.drift.compare import (
-    WHOLE_PASSES,
     Claim,
-    compare_passes,
+    RecordedRun,
+    compare_recorded,
     compare_saved,
 )
-from hiddenscope.analyses.drift.errors import SIDES, Errors, SiteVerdict
+from hiddenscope.analyses.drift.errors import Errors, SiteVerdict
 from hiddenscope.analyses.drift.live_model import (
+    LiveModel,
     as_live,
     encode,
     narrowest,
     tokens_of,
 )
 from hiddenscope.analyses.drift.result import DriftComparison
-from hiddenscope.analyses.drift.story import Hint, Pairing, SitePair
+from hiddenscope.analyses.drift.story import Hint, Pairing
 from hiddenscope.errors import StatesError
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs, Texts
@@ -77,6 +78,11 @@ class SavedRun:
         name = str(getattr(self.stacks[0].source, "dtype", ""))
         dtype = getattr(torch, name, None)
         return dtype if isinstance(dtype, torch.dtype) else torch.float32
+
+    @property
+    def source(self) -> Mapping[str, object]:
+        """Return where the states come from."""
+        return self.stacks[0].source.to_json()
 
     def computed_in(self, other: nn.Module) -> torch.dtype:
         """Return the dtype the states were computed in: as named, or narrower.
@@ -235,30 +241,26 @@ def compare_model_with_saved(
         )
         raise StatesError(problem, reason, "Give the texts they were captured on.")
     live = as_live(model)
-    dtype = saved.computed_in(model.module)
-    names = (model.name, saved.name)
-    roles = SIDES
-    if saved_is_reference:
-        names = names[::-1]
-        roles = roles[::-1]
     widths = {site: live.anatomy.width(site) for site in live.sites}
     sites = _common_sites(widths, saved, (model.name, saved.name))
-    claims = {str(site): Claim(str(site), partial(saved.rows, site)) for site in sites}
     tokens = tokens_of(model, inputs)
     if saved.windows() is not None:
         # The store knows the places of its windows in the whole texts.
         tokens |= {states.sites[0].stack: states.tokens for states in saved.stacks}
-    passes = {roles[0]: WHOLE_PASSES, roles[1]: 0}
-    errors = Errors(tokens, roles=roles, passes=passes)
+    run = RecordedRun(
+        saved.name,
+        saved.source,
+        saved.computed_in(model.module),
+        tokens,
+        {str(site): Claim(str(site), partial(saved.rows, site)) for site in sites},
+        getattr(saved.stacks[0].source, "notes", ()),
+        is_reference=saved_is_reference,
+    )
+    sides = (run, live) if saved_is_reference else (live, run)
     with model.lock:
-        compare_passes(live, model, claims, dtype, inputs, errors)
-    sources = [model.source(None).to_json(), saved.stacks[0].source.to_json()]
-    if saved_is_reference:
-        sources.reverse()
-    errors.notes += getattr(saved.stacks[0].source, "notes", ())
-    comparison = DriftComparison(names, errors, sources, _paired_by_site(sites))
-    comparison.hints = explain_layout(model, saved, inputs, errors, dtype)
-    return comparison
+        errors = compare_recorded(live, run, inputs)
+        hints = explain_layout(live, saved, run, inputs, errors)
+    return DriftComparison(sides, errors, _paired_by_site(sites), hints=hints)
 
 
 def compare_two_saved(first: SavedRun, second: SavedRun) -> DriftComparison:
@@ -296,15 +298,11 @@ def compare_two_saved(first: SavedRun, second: SavedRun) -> DriftComparison:
     }
     tokens = {stack: first.states_of(stack).tokens for stack in stacks}
     errors = compare_saved(blocks, tokens, {first.named_dtype, second.named_dtype})
-    sources = [first.stacks[0].source.to_json(), second.stacks[0].source.to_json()]
-    return DriftComparison(names, errors, sources, _paired_by_site(sites))
+    return DriftComparison((first, second), errors, _paired_by_site(sites))
 
 
 def _paired_by_site(sites: Sequence[Site]) -> Pairing:
-    pairs = [
-        SitePair(site=name, reference=name, candidate=name) for name in map(str, sites)
-    ]
-    return Pairing(by="site", pairs=pairs)
+    return Pairing.of("site", {name: (name, name) for name in map(str, sites)})
 
 
 def _common_sites(
@@ -387,13 +385,16 @@ class _Layout:
 
 
 def explain_layout(
-    model: Model, saved: SavedRun, inputs: Inputs, errors: Errors, dtype: torch.dtype
+    model: LiveModel,
+    saved: SavedRun,
+    run: RecordedRun,
+    inputs: Inputs,
+    errors: Errors,
 ) -> list[Hint]:
     """Return the mix-ups that saved layers are, with what they leave unexplained.
 
-    `errors` are those under the names that were given, and `dtype` is the one that the
-    states were computed in. A mix-up is named for a layer if no token exceeds the noise
-    envelope under it.
+    `run` claims the names that were given, and `errors` are those under them. A mix-up
+    is named for a layer if no token exceeds the noise envelope under it.
     """
     drifting = errors.drifting
     sites = [site for site in saved.sites if str(site) in drifting and not site.part]
@@ -409,9 +410,7 @@ def explain_layout(
                 reader = partial(saved.rows, site)
                 claim = Claim(str(state), reader, layout.is_centred)
                 claims[f"{number} {site}"] = claim
-    really = Errors(errors.tokens)
-    with model.lock:
-        compare_passes(as_live(model), model, claims, dtype, inputs, really)
+    really = compare_recorded(model, replace(run, claims=claims), inputs)
     hints = []
     for number, layout in enumerate(layouts):
         explained = []

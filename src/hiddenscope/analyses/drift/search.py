@@ -107,10 +107,9 @@ class Search:
 
     def block_call(self, site: Site, inputs: Inputs) -> ModuleCall | None:
         """Record the reference's block that makes a layer, and every call inside."""
-        blocks = self.reference.blocks
-        path = blocks[site]
+        path = self.reference.blocks[site]
         # One module may be called for several layers.
-        number = [layer for layer in blocks if blocks[layer] == path].index(site)
+        number = self.reference.layers_of(path).index(site)
         run = partial(self.reference.run, self.reference.batch(inputs))
         calls = record_calls(parts_inside(self.reference.part(path), path), run)
         return calls[number] if number < len(calls) else None
@@ -293,14 +292,8 @@ class Search:
     def calls_outside(self, model: LiveModel) -> list[ModuleCall]:
         """Record the calls outside the blocks; block calls without their arguments."""
         blocks = set(model.blocks.values())
-        inside = tuple(f"{path}." for path in blocks)
-        outside = {
-            path: part
-            for path, part in hooks.parts_of(model.module).items()
-            if not path.startswith(inside)
-        }
-        batch = model.batch(self.inputs)
-        (whole,) = record_calls(outside, lambda: model.run(batch), opaque=blocks)
+        run = partial(model.run, model.batch(self.inputs))
+        (whole,) = record_calls(model.outer_parts, run, opaque=blocks)
         return list(whole.walk())
 
     def is_or_holds_block(self, path: str) -> bool:

@@ -2,7 +2,7 @@
 grows along the layers.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -148,6 +148,15 @@ class Pairing:
 
     by: str
     pairs: list[SitePair]
+
+    @classmethod
+    def of(cls, by: str, places: Mapping[str, tuple[str, str]]) -> "Pairing":
+        """Pair the places of each site on the two sides."""
+        pairs = [
+            SitePair(site=site, reference=reference, candidate=candidate)
+            for site, (reference, candidate) in places.items()
+        ]
+        return cls(by=by, pairs=pairs)
 
 
 @frozen
