@@ -72,8 +72,8 @@ class StoredRows:
         self.dtype = DTYPES[plan.dtype]
         if atlas or plan.dtype == "bfloat16":
             self.dtype = np.dtype(np.float32)
-        # For each sequence, the first of its text, which has the text.
-        self._firsts = index.firsts
+        # The first sequence of each text, with which its string is stored.
+        self._firsts = index.sequences.take(index.firsts)
         # As if all were float32, because narrower ones may be widened.
         row_bytes = max(1, 4 * sum(self.widths.values()))
         self.block_rows = max(1, min(BLOCK_ROWS, BLOCK_BYTES // row_bytes))
@@ -90,28 +90,27 @@ class StoredRows:
             yield block
 
     def _facts(
-        self, start: int, end: int, text_of: Callable[[int], str]
+        self, start: int, end: int, text_of: Callable[[int, int], str]
     ) -> dict[str, NDArray[Any]]:
-        index = self.index
-        facts = self.shards.facts(index, np.arange(start, end))
-        texts = map(text_of, self._firsts[facts.sequences].tolist())
-        columns = {
-            "text_index": index.texts[index.owner[facts.sequences]],
-            "position": facts.positions,
+        tokens = self.shards.tokens(self.index, np.arange(start, end))
+        firsts = self._firsts.take(tokens.text)
+        texts = map(text_of, firsts.unit.tolist(), firsts.number.tolist())
+        columns: dict[str, NDArray[Any]] = {
+            "text_index": self.index.texts[tokens.text],
+            "position": tokens.positions,
         }
         if "text" in self.facts:
             columns["text"] = as_strings(texts)
         if "id" not in self.facts:
             return columns
-        spans = facts.spans.astype(np.int64)
         columns |= {
-            "id": facts.ids.astype(np.int64),
-            "token": as_strings(facts.strings),
-            "start": spans[:, 0],
-            "end": spans[:, 1],
+            "id": tokens.ids,
+            "token": as_strings(tokens.strings),
+            "start": tokens.spans[:, 0],
+            "end": tokens.spans[:, 1],
         }
         if "context" in self.facts:
-            around = map(context, texts, *spans.T.tolist())
+            around = map(context, texts, *tokens.spans.T.tolist())
             columns["context"] = as_strings(around)
         return columns
 

@@ -157,7 +157,7 @@ class Store:
 
         A sequence is a text, or one window of a long text.
         """
-        return self._shards.planned.length[self._index.order]
+        return self._index.sequences.length
 
     @property
     def firsts(self) -> Ints:
@@ -171,10 +171,10 @@ class Store:
         7
         """
         index = self._index
-        begins = self._shards.planned.start[index.order] == 0
+        begins = (index.sequences.start == 0) & (index.sequences.length > 0)
         if self.pooled is not None:
             begins[:] = False
-        firsts: Ints = index.begins[begins & (self.sequence_lengths > 0)]
+        firsts: Ints = index.begins[begins]
         return firsts
 
     @property
@@ -211,31 +211,23 @@ class Store:
                 reason,
                 "`.texts` lists what is there.",
             )
-        part = self._index.part(number, self._shards.planned)
-        return Store(self._shards, self.complete, part)
+        return Store(self._shards, self.complete, self._index.part(number))
 
     @cached_property
     def tokens(self) -> Tokens:
         """Return the tokens, one row each; of pooled states, the texts or windows."""
         index = self._index
-        facts = self._shards.facts(index, np.arange(index.count))
         texts = None
         if self._shards.has_texts:
-            # A text is stored with the first of its sequences.
-            firsts = index.firsts[np.unique(index.owner, return_index=True)[1]]
+            firsts = index.sequences.take(index.firsts)
+            places = list(
+                zip(firsts.unit.tolist(), firsts.number.tolist(), strict=True)
+            )
             text_of = self._shards.text_reader()
             # In the order of the units, of which only a few are held.
-            by_first = {first: text_of(first) for first in np.unique(firsts).tolist()}
-            texts = tuple(by_first[first] for first in firsts.tolist())
-        return Tokens(
-            texts,
-            index.owner[facts.sequences],
-            facts.positions,
-            facts.ids,
-            facts.strings,
-            facts.spans,
-            len(index.texts),
-        )
+            by_place = {place: text_of(*place) for place in sorted(set(places))}
+            texts = tuple(by_place[place] for place in places)
+        return self._shards.tokens(index, np.arange(index.count), texts)
 
     def blocks(
         self, site: str | Site, rows: int | None = None

@@ -120,7 +120,7 @@ def verify(path: PathLike) -> Verification:
     if not report.damages:
         # Whether the texts of all units together are in the order of the corpus.
         try:
-            _ = Shards(folder, plan, commits).planned
+            Shards(folder, plan, commits).sequences()
         except Error as error:
             report.add(None, error.reason, recomputable=False)
     for name in sorted(recorded - set(plan.by_name)):
