@@ -272,7 +272,7 @@ class Planner:
     def read(self, what: str) -> Iterator[tuple[int, str]]:
         """Yield the texts with their numbers, and take them into the description."""
         with progress.track(what) as advance:
-            for text in self.corpus.read(self.skips):
+            for text in self.corpus.read(self.skips.add):
                 content = text.encode("utf-8")
                 # With the lengths, no two corpora have the same bytes.
                 self._hash.update(len(content).to_bytes(8, "little"))
