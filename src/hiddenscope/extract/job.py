@@ -509,21 +509,20 @@ def _open_writer(
     if stored is None or damaged:
         with SeenTexts() as text_index:
             # Called once the corpus has been read.
-            def plan() -> StorePlan:
+            def describe() -> dict[str, Any]:
                 size = estimated_bytes(requested, planner.sequences, planner.tokens)
                 if stored is None:
                     check_disk(path, size)
                 duplicates = planner.texts - text_index.new
-                described = planner.described() | {"duplicates": duplicates}
-                return replace(requested, corpus=described)
+                return planner.described() | {"duplicates": duplicates}
 
             create(
                 path,
-                plan,
+                requested,
                 planner.units(text_index, stored.units if stored else ()),
                 text_index.duplicates(),
                 planner.strings,
-                every=requested.every,
+                corpus=describe,
             )
     else:
         for _ in planner.read("Reading the corpus"):
