@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from tempfile import TemporaryFile
 from typing import IO, Any, Literal, Protocol, TypeAlias, get_args
@@ -368,12 +368,6 @@ def compute_units(
 ) -> None:
     """Compute units in workers; one that dies is replaced, where there is room."""
     schedule = Schedule(units, report)
-    order = {
-        "recipe": asdict(recipe),
-        "store": str(writer.path.absolute()),
-        "digest": writer.digest,
-        "device": recipe.device,
-    }
     on_gpu = recipe.device.startswith("cuda")
     count = engine.workers
     if engine.kind == "ray":
@@ -383,9 +377,6 @@ def compute_units(
             # As many as the cluster has room for.
             kind, needed = ("GPU", 1) if on_gpu else ("CPU", cpus)
             count = int(ray.cluster_resources().get(kind, 1) // needed)
-        if on_gpu:
-            # Ray numbers the GPUs of an actor from 0, whichever they are.
-            order["device"] = "cuda"
         # Ray must not retry by itself: the schedule knows which units are still wanted.
         as_actor = ray.remote(
             num_cpus=cpus, num_gpus=int(on_gpu), max_restarts=0, max_task_retries=0
@@ -397,13 +388,21 @@ def compute_units(
             batch_done(tokens)
 
     def start(number: int) -> RemoteWorker:
-        if engine.kind == "ray":
-            return RayActor(ray, actor_class.remote(order))
         device = recipe.device
-        if on_gpu:
+        if on_gpu and engine.kind == "ray":
+            # Ray numbers the GPUs of an actor from 0, whichever they are.
+            device = "cuda"
+        elif on_gpu:
             # GPUs are dealt out in turn.
             device = f"cuda:{number % torch.cuda.device_count()}"
-        return LocalWorker(order | {"device": device}, count_batch)
+        order = {
+            "recipe": asdict(replace(recipe, device=device)),
+            "store": str(writer.path.absolute()),
+            "digest": writer.digest,
+        }
+        if engine.kind == "ray":
+            return RayActor(ray, actor_class.remote(order))
+        return LocalWorker(order, count_batch)
 
     supervisors = [
         Supervisor(schedule, partial(start, number)) for number in range(count or 1)

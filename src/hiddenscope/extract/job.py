@@ -380,11 +380,10 @@ class _Meter:
         *,
         every_batch: bool,
     ) -> None:
-        self.plan = job.writer.plan
+        self.job = job
         self.report = report
         self.every_batch = every_batch
         self.begin = time.perf_counter()
-        self.total_units = len(job.pending)
         self.total_tokens = job.pending_tokens
         self.units_done = 0
         self.bytes_written = 0
@@ -402,10 +401,11 @@ class _Meter:
 
     def unit_done(self, done: Done) -> None:
         """Count one more unit, and report."""
-        unit = self.plan.by_name[done.unit]
+        plan = self.job.writer.plan
+        unit = plan.by_name[done.unit]
         self.units_done += 1
         if done.committed_here:
-            self.bytes_written += self.plan.rows_of(unit) * self.plan.row_bytes
+            self.bytes_written += plan.rows_of(unit) * plan.row_bytes
             self.own_tokens += unit.tokens
         else:
             self.foreign_tokens += unit.tokens
@@ -418,13 +418,13 @@ class _Meter:
         speed = computed / seconds
         # The batches of a unit that two workers computed are counted twice.
         tokens_computed = min(self.total_tokens, self.foreign_tokens + computed)
-        if self.units_done == self.total_units:
+        if self.units_done == len(self.job.pending):
             tokens_computed = self.total_tokens
         seconds_left = None
         if speed:
             seconds_left = (self.total_tokens - tokens_computed) / speed
         return JobProgress(
-            units=self.total_units,
+            units=len(self.job.pending),
             units_done=self.units_done,
             tokens=self.total_tokens,
             tokens_done=self.own_tokens + self.foreign_tokens,
