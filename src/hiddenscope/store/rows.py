@@ -43,8 +43,9 @@ if TYPE_CHECKING:
 MOST_OPEN = 64
 # Shards that are prefetched together, fewer than are kept open.
 FEW = 32
-# Bytes that are widened at a time.
-BLOCK_BYTES = 32 * 2**20
+# At most this much of one site is read at a time.
+BLOCK_BYTES = 64 * 2**20
+BLOCK_ROWS = 65_536
 # Units whose texts are held: copies are read from where their texts lie.
 MOST_UNITS = 4
 
@@ -402,15 +403,16 @@ class SiteArray:
             numbers = range(len(self))[rows]
             if numbers.step == 1:
                 return self.read(numbers.start, max(numbers.start, numbers.stop))
-            return self._taken(np.arange(numbers.start, numbers.stop, numbers.step))
+            indices = np.arange(numbers.start, numbers.stop, numbers.step)
+            return self._widened(self.native(indices))
         indices = np.asarray(rows)
         if indices.dtype.kind == "b" and indices.shape == (len(self),):
-            return self._taken(np.flatnonzero(indices))
+            return self._widened(self.native(np.flatnonzero(indices)))
         if indices.dtype.kind not in "iu" and indices.size:
             raise IndexError(
                 f"{indices.dtype} {list(indices.shape)} is neither a mask nor indices"
             )
-        taken = self._taken(indices.reshape(-1))
+        taken = self._widened(self.native(indices.reshape(-1)))
         return taken.reshape(*indices.shape, self.shape[1])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
@@ -419,24 +421,22 @@ class SiteArray:
 
     def blocks(self, rows: int | None = None) -> Iterator[NDArray[np.float32]]:
         """Yield all rows in order, some at a time, so that only those are held."""
-        step = self._step if rows is None else integer(rows, "rows", 1)
-        starts = range(0, len(self), step)
-        return (self.read(start, min(start + step, len(self))) for start in starts)
+        return map(self._widened, self.native_blocks(rows))
 
-    def native_blocks(self, rows: int) -> Iterator[NDArray[Any]]:
+    def native_blocks(self, rows: int | None = None) -> Iterator[NDArray[Any]]:
         """Yield all rows in order as they lie on disk, at most this many at a time.
 
         bfloat16 is given as its bits.
         """
-        integer(rows, "rows", 1)
-        for start in range(0, len(self), rows):
-            end = min(start + rows, len(self))
+        step = self._step if rows is None else integer(rows, "rows", 1)
+        for start in range(0, len(self), step):
+            end = min(start + step, len(self))
             parts = list(self._shards.read(self.site, self._index, start, end))
             yield parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     @property
     def _step(self) -> int:
-        return max(1, BLOCK_BYTES // self.row_bytes)
+        return max(1, min(BLOCK_ROWS, BLOCK_BYTES // self.row_bytes))
 
     def read(self, start: int, stop: int) -> NDArray[np.float32]:
         """Return the rows from start to stop."""
@@ -449,8 +449,7 @@ class SiteArray:
                 done += len(native)
         return out
 
-    def _taken(self, rows: NDArray[Any]) -> NDArray[np.float32]:
-        native = self.native(rows)
+    def _widened(self, native: NDArray[Any]) -> NDArray[np.float32]:
         out = np.empty(native.shape, np.float32)
         widen(native, self.stored, out)
         return out

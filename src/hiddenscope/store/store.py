@@ -30,10 +30,6 @@ if TYPE_CHECKING:
     import torch
     import xarray
 
-# At most this much of one site is read at a time.
-BLOCK_BYTES = 64 * 2**20
-BLOCK_ROWS = 65_536
-
 
 @checked
 def open(path: PathLike) -> "Store":  # noqa: A001
@@ -233,11 +229,7 @@ class Store:
         self, site: str | Site, rows: int | None = None
     ) -> "Iterator[torch.Tensor]":
         """Yield the rows of one site in order, in their own dtype, some at a time."""
-        array = self[site]
-        if rows is None:
-            rows = max(1, min(BLOCK_ROWS, BLOCK_BYTES // array.row_bytes))
-        for part in array.native_blocks(rows):
-            yield self._tensor(part)
+        return map(self._tensor, self[site].native_blocks(rows))
 
     def rows(self, site: str | Site, numbers: Sequence[int] | Ints) -> "torch.Tensor":
         """Return some rows of one site, in their own dtype and in the order named."""

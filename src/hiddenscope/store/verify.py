@@ -110,12 +110,10 @@ def verify(path: PathLike) -> Verification:
     complete = report.attempt(None, completed, folder, plan.digest, plan.by_name)
     recorded = folder.recorded()
     commits = report.units(plan, plan.units, read_shards=True)
-    for name in plan.by_name:
-        if complete is None:
-            break
+    for name, sha256 in (complete or {}).items():
         if name not in recorded:
             report.add(name, f"commits/{name}.json is missing")
-        elif name in commits and commits[name].sha256 != complete[name]:
+        elif name in commits and commits[name].sha256 != sha256:
             report.add(name, "its record is not the one that complete.json lists")
     if not report.damages:
         # Whether the texts of all units together are in the order of the corpus.
@@ -318,15 +316,12 @@ class _DamageReport:
         recorded = folder.recorded()
         commits = {}
         with progress.track("Verifying", total=len(units)) as advance:
-            for unit in units:
-                if unit.name in recorded:
-                    commit = self.attempt(
-                        unit.name, committed, folder, plan.digest, unit.name
-                    )
-                    if commit is not None:
-                        commits[unit.name] = commit
-                        self.attempt(
-                            unit.name, _verify_shard, folder, plan, commit, read_shards
-                        )
+            for name in [unit.name for unit in units]:
                 advance(1)
+                if name not in recorded:
+                    continue
+                commit = self.attempt(name, committed, folder, plan.digest, name)
+                if commit is not None:
+                    commits[name] = commit
+                    self.attempt(name, _verify_shard, folder, plan, commit, read_shards)
         return commits

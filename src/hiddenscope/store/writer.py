@@ -7,11 +7,10 @@ at any instant leaves a unit committed whole or not at all. Of two processes tha
 one unit, the first to link its record wins; a shard of other bytes is left to `gc`.
 """
 
-import filecmp
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -217,13 +216,9 @@ def _publish_plan(folder: StoreFolder, fresh: Path, plan: StorePlan) -> None:
     if stored is not None:
         if stored.digest != plan.digest:
             stored.check_same(plan, folder.shown)
-        # Write those files again that were damaged or lost since.
+        # Files that were damaged or lost since are replaced; the others are the same.
         for path in sorted(fresh.iterdir()):
-            is_same = False
-            with suppress(OSError):
-                is_same = filecmp.cmp(path, texts / path.name, shallow=False)
-            if not is_same:
-                os.replace(path, texts / path.name)
+            os.replace(path, texts / path.name)
         to_disk(texts)
         return
     # Where plan.json was lost, the records of the units still name their plan.
