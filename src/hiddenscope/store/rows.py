@@ -8,7 +8,7 @@ the corpus, so that a store reads like the states of its texts.
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -68,8 +68,7 @@ class PlannedSequences:
 
     def take(self, which: Ints | slice) -> "PlannedSequences":
         """Return some of the sequences, in this order."""
-        columns = [getattr(self, column.name)[which] for column in fields(self)]
-        return PlannedSequences(*columns)
+        return PlannedSequences(*[column[which] for column in vars(self).values()])
 
 
 @dataclass(frozen=True, eq=False)
@@ -421,18 +420,21 @@ class SiteArray:
 
     def blocks(self, rows: int | None = None) -> Iterator[NDArray[np.float32]]:
         """Yield all rows in order, some at a time, so that only those are held."""
-        return map(self._widened, self.native_blocks(rows))
+        return (self.read(start, end) for start, end in self._ranges(rows))
 
     def native_blocks(self, rows: int | None = None) -> Iterator[NDArray[Any]]:
         """Yield all rows in order as they lie on disk, at most this many at a time.
 
         bfloat16 is given as its bits.
         """
-        step = self._step if rows is None else integer(rows, "rows", 1)
-        for start in range(0, len(self), step):
-            end = min(start + step, len(self))
+        for start, end in self._ranges(rows):
             parts = list(self._shards.read(self.site, self._index, start, end))
             yield parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _ranges(self, rows: int | None) -> Iterator[tuple[int, int]]:
+        step = self._step if rows is None else integer(rows, "rows", 1)
+        for start in range(0, len(self), step):
+            yield start, min(start + step, len(self))
 
     @property
     def _step(self) -> int:
