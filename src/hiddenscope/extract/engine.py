@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from tempfile import TemporaryFile
-from typing import IO, Any, Literal, Protocol, TypeAlias, get_args
+from typing import IO, Any, Literal, TypeAlias, get_args
 
 import torch
 
@@ -214,25 +214,8 @@ class WorkerDied(Exception):
     """A worker that is gone; the message says how it ended."""
 
 
-class RemoteWorker(Protocol):
-    """A worker as the job sees it."""
-
-    def compute(self, unit: str | None) -> Sequence[Done]:
-        """Have a unit computed, or without one all that is computed committed.
-
-        Return what was committed since the last call. Raise WorkerDied where the worker
-        is gone.
-        """
-
-    def kill(self) -> None:
-        """End the worker at once; a `compute` in another thread raises then."""
-
-    def end(self) -> None:
-        """End the worker, which computes nothing any more."""
-
-
 class LocalWorker:
-    """A process of this machine."""
+    """A worker that is a process of this machine."""
 
     def __init__(self, order: Header, batch_done: Callable[[int], None]) -> None:
         self._batch_done = batch_done
@@ -241,7 +224,11 @@ class LocalWorker:
         self._send(order)
 
     def compute(self, unit: str | None) -> Sequence[Done]:
-        """Have a unit computed."""
+        """Have a unit computed, or without one all that is computed committed.
+
+        Return what was committed since the last call. Raise WorkerDied where the worker
+        is gone.
+        """
         self._send({"unit": unit})
         while (frame := self._process.receive()) is not None:
             message = frame.header
@@ -264,7 +251,7 @@ class LocalWorker:
             self._process.send(message)
 
     def kill(self) -> None:
-        """End the process at once."""
+        """End the process at once; a `compute` in another thread raises then."""
         self._process.kill()
 
     def end(self) -> None:
@@ -287,14 +274,14 @@ def start_process(log: IO[bytes]) -> WorkerProcess:
 
 
 class RayActor:
-    """An actor of a Ray cluster."""
+    """A worker that is an actor of a Ray cluster."""
 
     def __init__(self, ray: Any, actor: Any) -> None:
         self._ray = ray
         self._actor = actor
 
     def compute(self, unit: str | None) -> Sequence[Done]:
-        """Have a unit computed."""
+        """Do what `LocalWorker.compute` does."""
         exceptions = self._ray.exceptions
         try:
             done: Sequence[Done] = self._ray.get(self._actor.compute.remote(unit))
@@ -312,6 +299,9 @@ class RayActor:
         self._ray.kill(self._actor)
 
     end = kill
+
+
+RemoteWorker: TypeAlias = LocalWorker | RayActor
 
 
 class Supervisor(threading.Thread):
@@ -433,11 +423,11 @@ def connect_ray(address: str | None) -> Any:
             "Install it: pip install hiddenscope[ray].",
         ) from error
     if not ray.is_initialized():
-        options: dict[str, Any] = {}
-        # A cluster that runs already has decided about its dashboard.
-        if address is None:
-            options["include_dashboard"] = False
         ray.init(
-            address=address, log_to_driver=False, logging_level=logging.ERROR, **options
+            address=address,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            # A cluster that runs already has decided about its own.
+            include_dashboard=False if address is None else None,
         )
     return ray

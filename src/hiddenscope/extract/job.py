@@ -49,8 +49,6 @@ from hiddenscope.store import (
 )
 from hiddenscope.store import open as open_store
 
-# What follows from the texts of a plan.
-FROM_TEXTS = ("units", "duplicates", "strings")
 # Damaged files and units that are named.
 MAX_NAMED = 5
 
@@ -531,8 +529,13 @@ def _open_writer(
         # What follows from the texts is not computed again: the hash of the corpus is
         # compared.
         described["duplicates"] = stored.corpus.get("duplicates")
-        texts = {name: getattr(stored, name) for name in FROM_TEXTS}
-        requested = replace(requested, corpus=described, **texts)
+        requested = replace(
+            requested,
+            corpus=described,
+            units=stored.units,
+            duplicates=stored.duplicates,
+            strings=stored.strings,
+        )
         stored.check_same(requested, printable(path))
     writer = resume_store(path)
     # Reading every shard of a large store takes hours, so it is done only where nothing

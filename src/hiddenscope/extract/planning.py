@@ -245,9 +245,6 @@ class Planner:
                 number += 1
         if unit:
             yield self._assign_batches(unit)
-        if not self.sequences:
-            # This refuses an empty corpus.
-            self.described()
 
     def described(self) -> dict[str, Any]:
         """Return the corpus as a plan describes it; refuse an empty one."""

@@ -276,8 +276,9 @@ def _write_texts(
         kept = sum(len(sequence.kept(plan.every)) for sequence in sequences)
         unit = UnitDigest(name, len(sequences), tokens, text_bytes, sha256, kept)
         digests.append(unit)
-    assert digests, "there are no texts"
+    # This refuses a corpus that is empty.
     described = plan.corpus if corpus is None else corpus()
+    assert digests, "there are no texts"
     copies = dict(sorted(duplicates))
     missing.update(range(last[0] + 1, max(copies, default=0) + 1))
     assert copies.keys() == missing, "a text has sequences, or is a copy"
