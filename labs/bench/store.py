@@ -13,8 +13,8 @@ import numpy as np
 import hiddenscope as hs
 from hiddenscope.extract.compute import WRITERS
 from hiddenscope.store import StorePlan, StoreSequence, Writer, create
+from hiddenscope.store.rows import BLOCK_BYTES
 from hiddenscope.store.shard import PIECE
-from hiddenscope.store.store import BLOCK_BYTES
 from labs.bench import measure
 from labs.bench.measure import Cost, Row
 

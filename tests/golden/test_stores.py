@@ -41,7 +41,7 @@ def test_a_store_of_every_version_is_read_and_written_as_ever(
     assert store.tokens.strings[:2] == ("t0", f"t{store.every}")
     plan = replace(store.plan, units=(), duplicates="", strings="")
     again = tmp_path / "again"
-    writer = create(again, plan, tiny_sequences(), COPIES, STRINGS, every=plan.every)
+    writer = create(again, plan, tiny_sequences(), COPIES, STRINGS)
     for unit in writer.pending():
         texts = sorted({row.text for row in writer.sequences(unit)})
         bits = {}

@@ -79,13 +79,13 @@ class Library:
         """List the models of the zoo, of the hub's local cache, and below the root."""
         models = [
             ModelAnswer(
-                name=entry.name,
-                label=entry.description,
+                name=model.name,
+                label=model.description,
                 source="zoo",
-                here=entry.cached,
-                headless=outline(entry.name).headless,
+                here=model.cached,
+                headless=outline(model.name).headless,
             )
-            for entry in zoo.listing()
+            for model in zoo.ZOO.values()
         ]
         for path in _entries(_hub_cache()):
             kind, _, folder = path.name.partition("--")

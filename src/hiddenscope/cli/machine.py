@@ -21,7 +21,7 @@ from hiddenscope.cli.terminal import echo, print_json, table, visible
 from hiddenscope.errors import LoadError, UnknownModel
 from hiddenscope.files import replacing
 from hiddenscope.loading import zoo
-from hiddenscope.loading.cache import verify_all
+from hiddenscope.loading.cache import size_of, verify_all
 
 if TYPE_CHECKING:
     from hiddenscope.diagnosis import Check
@@ -49,29 +49,37 @@ def models(
         progress.note(
             f"{verify_all()} models in the cache hold the bytes that were put there."
         )
-    rows = [row for row in zoo.listing() if shared.model in {None, row.name}]
+    rows: list[dict[str, Any]] = []
+    for model in zoo.ZOO.values():
+        if shared.model in {None, model.name}:
+            rows.append(
+                {
+                    "name": model.name,
+                    "description": model.description,
+                    "licence": model.licence,
+                    "wheel": model.revision,
+                    "cached": model.cached,
+                    "bytes": size_of(model.folder),
+                    "path": str(model.folder),
+                }
+            )
     if not rows:
-        names = ", ".join(row.name for row in zoo.listing())
         raise UnknownModel(
             f"No model {shared.model!r} in the zoo",
-            f"it has {names}",
+            f"it has {', '.join(zoo.ZOO)}",
             "Name one of those.",
         )
-    listing = []
-    for row in rows:
-        path = str(row.path) if row.path else None
-        listing.append({**asdict(row), "path": path})
     if shared.out:
         with replacing(shared.out) as fresh:
-            fresh.write_text(json.dumps(listing, indent=2) + "\n", "utf-8")
+            fresh.write_text(json.dumps(rows, indent=2) + "\n", "utf-8")
         shared.report_written()
     if shared.json:
-        print_json(listing)
+        print_json(rows)
     elif not shared.out:
         cells = []
         for row in rows:
-            cached = f"{row.bytes / 1e6:,.0f} MB" if row.cached else "no"
-            cells.append([row.name, row.description, row.licence, cached])
+            cached = f"{row['bytes'] / 1e6:,.0f} MB" if row["cached"] else "no"
+            cells.append([row["name"], row["description"], row["licence"], cached])
         table(["name", "what it is", "licence", "cached"], cells, text=range(3))
 
 

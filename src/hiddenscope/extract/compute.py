@@ -23,7 +23,7 @@ from hiddenscope.passes import (
     require_recordable,
     run_pass,
 )
-from hiddenscope.passes.buffers import Buffers
+from hiddenscope.passes.buffers import StackBuffer
 from hiddenscope.sites import Site
 from hiddenscope.states.mixed import SiteValues, groups_of, of_groups
 from hiddenscope.states.pool import Pool, as_vectors
@@ -56,7 +56,7 @@ class Unit:
         sequences: Sequence[StoreSequence],
         plan: StorePlan,
         memory: HostMemory,
-        batch_done: Callable[[int], None] = lambda tokens: None,
+        batch_done: Callable[[int], None],
     ) -> None:
         self.sequences = sequences
         self.plan = plan
@@ -64,18 +64,20 @@ class Unit:
         self.dtype = parse_dtype(plan.dtype)
         self._memory = memory
         self._batch_done = batch_done
-        self._buffers: Buffers | None = None
+        self._buffer: StackBuffer | None = None
         self._pooled: SiteValues | None = None
         ids = Inputs(tuple(sequence.ids for sequence in sequences))
         inputs = model.encode(ids)
         with model.lock:
             if plan.pool is None:
-                self._buffers = buffers_for(
+                buffers = buffers_for(
                     model, self.sites, inputs, self.dtype, memory=self._memory
                 )
+                # All sites of a store are of one stack.
+                (self._buffer,) = buffers.values()
                 for indices in _batches(self.sequences):
                     batch = inputs.some(indices)
-                    run_pass(model, batch.pad(model), indices, self._buffers)
+                    run_pass(model, batch.pad(model), indices, buffers)
                     self._batch_done(len(batch.flat))
             else:
                 self._pooled = self._pool(model, inputs, plan.pool)
@@ -118,10 +120,9 @@ class Unit:
             groups = groups_of(values)
             finite = all(bool(group.isfinite().all()) for group in groups)
         else:
-            assert self._buffers is not None
-            stack_buffer = next(iter(self._buffers.values()))
-            values = stack_buffer.finish()
-            finite = stack_buffer.finite
+            assert self._buffer is not None
+            values = self._buffer.finish()
+            finite = self._buffer.finite
         if not finite:
             # The first state that is not finite is named.
             reason = "their sum is not"
@@ -158,9 +159,8 @@ class Unit:
 
     def release(self) -> None:
         """Let another unit have the memory. What `values` returned is then invalid."""
-        if self._buffers is not None:
-            for stack_buffer in self._buffers.values():
-                stack_buffer.release()
+        if self._buffer is not None:
+            self._buffer.release()
 
     def _place(self, row: int) -> str:
         """Return the text and the position of a row, in words."""

@@ -2,7 +2,7 @@
 
 import hashlib
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Self
@@ -45,14 +45,11 @@ class Corpus:
             if value is not None:
                 integer(value, name, 1)
 
-    def read(self, skipped: "list[str] | Skips | None" = None) -> Iterator[str]:
-        """Yield the texts; `skipped` gets what is wrong with the lines left out."""
-
-        def note(error: Error) -> None:
-            if skipped is not None:
-                skipped.append(f"{error.problem}: {error.reason}")
-
-        on_skip = note if self.skip_bad else None
+    def read(
+        self, skipped: Callable[[Error], None] = lambda error: None
+    ) -> Iterator[str]:
+        """Yield the texts; `skipped` gets what is wrong with each line left out."""
+        on_skip = skipped if self.skip_bad else None
         for row in rows(self.source, text=self.text, skipped=on_skip):
             yield row.text
 
@@ -64,11 +61,11 @@ class Skips:
         self.count = 0
         self.named: list[str] = []
 
-    def append(self, reason: str) -> None:
+    def add(self, error: Error) -> None:
         """Count one more."""
         self.count += 1
         if len(self.named) < MAX_NAMED:
-            self.named.append(reason)
+            self.named.append(f"{error.problem}: {error.reason}")
 
 
 class SeenTexts:

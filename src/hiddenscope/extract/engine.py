@@ -11,10 +11,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from tempfile import TemporaryFile
-from typing import IO, Any, Literal, Protocol, TypeAlias, get_args
+from typing import IO, Any, Literal, TypeAlias, get_args
 
 import torch
 
@@ -214,25 +214,8 @@ class WorkerDied(Exception):
     """A worker that is gone; the message says how it ended."""
 
 
-class RemoteWorker(Protocol):
-    """A worker as the job sees it."""
-
-    def compute(self, unit: str | None) -> Sequence[Done]:
-        """Have a unit computed, or without one all that is computed committed.
-
-        Return what was committed since the last call. Raise WorkerDied where the worker
-        is gone.
-        """
-
-    def kill(self) -> None:
-        """End the worker at once; a `compute` in another thread raises then."""
-
-    def end(self) -> None:
-        """End the worker, which computes nothing any more."""
-
-
 class LocalWorker:
-    """A process of this machine."""
+    """A worker that is a process of this machine."""
 
     def __init__(self, order: Header, batch_done: Callable[[int], None]) -> None:
         self._batch_done = batch_done
@@ -241,7 +224,11 @@ class LocalWorker:
         self._send(order)
 
     def compute(self, unit: str | None) -> Sequence[Done]:
-        """Have a unit computed."""
+        """Have a unit computed, or without one all that is computed committed.
+
+        Return what was committed since the last call. Raise WorkerDied where the worker
+        is gone.
+        """
         self._send({"unit": unit})
         while (frame := self._process.receive()) is not None:
             message = frame.header
@@ -264,7 +251,7 @@ class LocalWorker:
             self._process.send(message)
 
     def kill(self) -> None:
-        """End the process at once."""
+        """End the process at once; a `compute` in another thread raises then."""
         self._process.kill()
 
     def end(self) -> None:
@@ -287,14 +274,14 @@ def start_process(log: IO[bytes]) -> WorkerProcess:
 
 
 class RayActor:
-    """An actor of a Ray cluster."""
+    """A worker that is an actor of a Ray cluster."""
 
     def __init__(self, ray: Any, actor: Any) -> None:
         self._ray = ray
         self._actor = actor
 
     def compute(self, unit: str | None) -> Sequence[Done]:
-        """Have a unit computed."""
+        """Do what `LocalWorker.compute` does."""
         exceptions = self._ray.exceptions
         try:
             done: Sequence[Done] = self._ray.get(self._actor.compute.remote(unit))
@@ -312,6 +299,9 @@ class RayActor:
         self._ray.kill(self._actor)
 
     end = kill
+
+
+RemoteWorker: TypeAlias = LocalWorker | RayActor
 
 
 class Supervisor(threading.Thread):
@@ -368,12 +358,6 @@ def compute_units(
 ) -> None:
     """Compute units in workers; one that dies is replaced, where there is room."""
     schedule = Schedule(units, report)
-    order = {
-        "recipe": asdict(recipe),
-        "store": str(writer.path.absolute()),
-        "digest": writer.digest,
-        "device": recipe.device,
-    }
     on_gpu = recipe.device.startswith("cuda")
     count = engine.workers
     if engine.kind == "ray":
@@ -383,9 +367,6 @@ def compute_units(
             # As many as the cluster has room for.
             kind, needed = ("GPU", 1) if on_gpu else ("CPU", cpus)
             count = int(ray.cluster_resources().get(kind, 1) // needed)
-        if on_gpu:
-            # Ray numbers the GPUs of an actor from 0, whichever they are.
-            order["device"] = "cuda"
         # Ray must not retry by itself: the schedule knows which units are still wanted.
         as_actor = ray.remote(
             num_cpus=cpus, num_gpus=int(on_gpu), max_restarts=0, max_task_retries=0
@@ -397,13 +378,21 @@ def compute_units(
             batch_done(tokens)
 
     def start(number: int) -> RemoteWorker:
-        if engine.kind == "ray":
-            return RayActor(ray, actor_class.remote(order))
         device = recipe.device
-        if on_gpu:
+        if on_gpu and engine.kind == "ray":
+            # Ray numbers the GPUs of an actor from 0, whichever they are.
+            device = "cuda"
+        elif on_gpu:
             # GPUs are dealt out in turn.
             device = f"cuda:{number % torch.cuda.device_count()}"
-        return LocalWorker(order | {"device": device}, count_batch)
+        order = {
+            "recipe": asdict(replace(recipe, device=device)),
+            "store": str(writer.path.absolute()),
+            "digest": writer.digest,
+        }
+        if engine.kind == "ray":
+            return RayActor(ray, actor_class.remote(order))
+        return LocalWorker(order, count_batch)
 
     supervisors = [
         Supervisor(schedule, partial(start, number)) for number in range(count or 1)
@@ -434,11 +423,11 @@ def connect_ray(address: str | None) -> Any:
             "Install it: pip install hiddenscope[ray].",
         ) from error
     if not ray.is_initialized():
-        options: dict[str, Any] = {}
-        # A cluster that runs already has decided about its dashboard.
-        if address is None:
-            options["include_dashboard"] = False
         ray.init(
-            address=address, log_to_driver=False, logging_level=logging.ERROR, **options
+            address=address,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            # A cluster that runs already has decided about its own.
+            include_dashboard=False if address is None else None,
         )
     return ray

@@ -49,8 +49,6 @@ from hiddenscope.store import (
 )
 from hiddenscope.store import open as open_store
 
-# What follows from the texts of a plan.
-FROM_TEXTS = ("units", "duplicates", "strings")
 # Damaged files and units that are named.
 MAX_NAMED = 5
 
@@ -380,11 +378,10 @@ class _Meter:
         *,
         every_batch: bool,
     ) -> None:
-        self.plan = job.writer.plan
+        self.job = job
         self.report = report
         self.every_batch = every_batch
         self.begin = time.perf_counter()
-        self.total_units = len(job.pending)
         self.total_tokens = job.pending_tokens
         self.units_done = 0
         self.bytes_written = 0
@@ -402,10 +399,11 @@ class _Meter:
 
     def unit_done(self, done: Done) -> None:
         """Count one more unit, and report."""
-        unit = self.plan.by_name[done.unit]
+        plan = self.job.writer.plan
+        unit = plan.by_name[done.unit]
         self.units_done += 1
         if done.committed_here:
-            self.bytes_written += self.plan.rows_of(unit) * self.plan.row_bytes
+            self.bytes_written += plan.rows_of(unit) * plan.row_bytes
             self.own_tokens += unit.tokens
         else:
             self.foreign_tokens += unit.tokens
@@ -418,13 +416,13 @@ class _Meter:
         speed = computed / seconds
         # The batches of a unit that two workers computed are counted twice.
         tokens_computed = min(self.total_tokens, self.foreign_tokens + computed)
-        if self.units_done == self.total_units:
+        if self.units_done == len(self.job.pending):
             tokens_computed = self.total_tokens
         seconds_left = None
         if speed:
             seconds_left = (self.total_tokens - tokens_computed) / speed
         return JobProgress(
-            units=self.total_units,
+            units=len(self.job.pending),
             units_done=self.units_done,
             tokens=self.total_tokens,
             tokens_done=self.own_tokens + self.foreign_tokens,
@@ -509,21 +507,20 @@ def _open_writer(
     if stored is None or damaged:
         with SeenTexts() as text_index:
             # Called once the corpus has been read.
-            def plan() -> StorePlan:
+            def describe() -> dict[str, Any]:
                 size = estimated_bytes(requested, planner.sequences, planner.tokens)
                 if stored is None:
                     check_disk(path, size)
                 duplicates = planner.texts - text_index.new
-                described = planner.described() | {"duplicates": duplicates}
-                return replace(requested, corpus=described)
+                return planner.described() | {"duplicates": duplicates}
 
             create(
                 path,
-                plan,
+                requested,
                 planner.units(text_index, stored.units if stored else ()),
                 text_index.duplicates(),
                 planner.strings,
-                every=requested.every,
+                corpus=describe,
             )
     else:
         for _ in planner.read("Reading the corpus"):
@@ -532,8 +529,13 @@ def _open_writer(
         # What follows from the texts is not computed again: the hash of the corpus is
         # compared.
         described["duplicates"] = stored.corpus.get("duplicates")
-        texts = {name: getattr(stored, name) for name in FROM_TEXTS}
-        requested = replace(requested, corpus=described, **texts)
+        requested = replace(
+            requested,
+            corpus=described,
+            units=stored.units,
+            duplicates=stored.duplicates,
+            strings=stored.strings,
+        )
         stored.check_same(requested, printable(path))
     writer = resume_store(path)
     # Reading every shard of a large store takes hours, so it is done only where nothing

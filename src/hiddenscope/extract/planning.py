@@ -245,9 +245,6 @@ class Planner:
                 number += 1
         if unit:
             yield self._assign_batches(unit)
-        if not self.sequences:
-            # This refuses an empty corpus.
-            self.described()
 
     def described(self) -> dict[str, Any]:
         """Return the corpus as a plan describes it; refuse an empty one."""
@@ -272,7 +269,7 @@ class Planner:
     def read(self, what: str) -> Iterator[tuple[int, str]]:
         """Yield the texts with their numbers, and take them into the description."""
         with progress.track(what) as advance:
-            for text in self.corpus.read(self.skips):
+            for text in self.corpus.read(self.skips.add):
                 content = text.encode("utf-8")
                 # With the lengths, no two corpora have the same bytes.
                 self._hash.update(len(content).to_bytes(8, "little"))

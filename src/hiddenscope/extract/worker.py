@@ -44,7 +44,7 @@ class ModelRecipe:
     # The adapters and the scheme that `loading.variants` puts on the model.
     variants: list[dict[str, Any]] = field(default_factory=list)
 
-    def model(self, plan: StorePlan, device: str | None = None) -> Model:
+    def model(self, plan: StorePlan) -> Model:
         """Load the model, which must have the weights that the plan names."""
         source = self.folder
         revision = None
@@ -57,7 +57,7 @@ class ModelRecipe:
             with_steps(source, self.variants),
             revision=revision,
             dtype=self.dtype,
-            device=device or self.device,
+            device=self.device,
             attention=self.attention,
         )
         weights = model.source().weights
@@ -128,7 +128,7 @@ class UnitWorker:
         # Sums over another number of threads have other last bits.
         threads = hooks.threads(writer.plan.environment["threads"])
         self._stack.enter_context(threads)
-        model = ModelRecipe(**order["recipe"]).model(writer.plan, order["device"])
+        model = ModelRecipe(**order["recipe"]).model(writer.plan)
         self._done: list[Done] = []
         self._pipeline = Pipeline(model, writer, self._done.append, batch_done)
 

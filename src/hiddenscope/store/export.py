@@ -60,60 +60,48 @@ class StoredRows:
         self.shards = shards
         self.index = index
         self.atlas = atlas
-        # The columns of facts, and whether they hold integers or strings.
-        self.facts: dict[str, type] = {"text_index": int, "position": int}
-        if plan.pool is None:
-            self.facts |= {"id": int, "token": str, "start": int, "end": int}
-        if shards.has_texts:
-            self.facts["context" if plan.pool is None else "text"] = str
         # The columns of vectors, each with its site.
         self.vectors = dict(zip(["vector"] if atlas else sites, sites, strict=True))
-        self.widths = {name: plan.widths[self.vectors[name]] for name in self.vectors}
         self.dtype = DTYPES[plan.dtype]
         if atlas or plan.dtype == "bfloat16":
             self.dtype = np.dtype(np.float32)
-        # For each sequence, the first of its text, which has the text.
-        self._firsts = index.firsts
+        # The first sequence of each text, with which its string is stored.
+        self._firsts = index.sequences.take(index.firsts)
+        self._text_of = shards.text_reader()
         # As if all were float32, because narrower ones may be widened.
-        row_bytes = max(1, 4 * sum(self.widths.values()))
+        self.width = sum(plan.widths[site] for site in sites)
+        row_bytes = max(1, 4 * self.width)
         self.block_rows = max(1, min(BLOCK_ROWS, BLOCK_BYTES // row_bytes))
+        # All columns without their rows, to tell their dtypes and widths.
+        self.columns = self._block(0, 0)
 
     def blocks(self) -> Iterator[dict[str, NDArray[Any]]]:
         """Yield all rows in order, some at a time, as columns by name."""
-        text_of = self.shards.text_reader()
         for start in range(0, self.index.count, self.block_rows):
-            end = min(start + self.block_rows, self.index.count)
-            block = self._facts(start, end, text_of)
-            for name, site in self.vectors.items():
-                wide = SiteArray(self.shards, self.index, site).read(start, end)
-                block[name] = wide.astype(self.dtype, copy=False)
-            yield block
+            yield self._block(start, min(start + self.block_rows, self.index.count))
 
-    def _facts(
-        self, start: int, end: int, text_of: Callable[[int], str]
-    ) -> dict[str, NDArray[Any]]:
-        index = self.index
-        facts = self.shards.facts(index, np.arange(start, end))
-        texts = map(text_of, self._firsts[facts.sequences].tolist())
-        columns = {
-            "text_index": index.texts[index.owner[facts.sequences]],
-            "position": facts.positions,
+    def _block(self, start: int, end: int) -> dict[str, NDArray[Any]]:
+        tokens = self.shards.tokens(self.index, np.arange(start, end))
+        firsts = self._firsts.take(tokens.text)
+        texts = map(self._text_of, firsts.unit.tolist(), firsts.number.tolist())
+        block: dict[str, NDArray[Any]] = {
+            "text_index": self.index.texts[tokens.text],
+            "position": tokens.positions,
         }
-        if "text" in self.facts:
-            columns["text"] = as_strings(texts)
-        if "id" not in self.facts:
-            return columns
-        spans = facts.spans.astype(np.int64)
-        columns |= {
-            "id": facts.ids.astype(np.int64),
-            "token": as_strings(facts.strings),
-            "start": spans[:, 0],
-            "end": spans[:, 1],
-        }
-        if "context" in self.facts:
-            around = map(context, texts, *spans.T.tolist())
-            columns["context"] = as_strings(around)
-        return columns
+        is_pooled = self.shards.plan.pool is not None
+        if not is_pooled:
+            block["id"] = tokens.ids
+            block["token"] = as_strings(tokens.strings)
+            block["start"], block["end"] = tokens.spans.T
+        if self.shards.has_texts and is_pooled:
+            block["text"] = as_strings(texts)
+        elif self.shards.has_texts:
+            around = map(context, texts, *tokens.spans.T.tolist())
+            block["context"] = as_strings(around)
+        for name, site in self.vectors.items():
+            wide = SiteArray(self.shards, self.index, site).read(start, end)
+            block[name] = wide.astype(self.dtype, copy=False)
+        return block
 
 
 def context(text: str, start: int, end: int) -> str:
@@ -159,14 +147,15 @@ def _arrow_schema(rows: StoredRows, provenance: str) -> "pyarrow.Schema":
     """Return the columns of the rows, with where they come from."""
     import pyarrow
 
-    kinds = {int: pyarrow.int64(), str: pyarrow.string()}
     fields = []
-    for name, kind in rows.facts.items():
-        fields.append(pyarrow.field(name, kinds[kind], nullable=False))
-    number = pyarrow.field("item", pyarrow.from_numpy_dtype(rows.dtype), nullable=False)
-    for name, width in rows.widths.items():
-        vector = pyarrow.list_(number, width)
-        fields.append(pyarrow.field(name, vector, nullable=False))
+    for name, column in rows.columns.items():
+        kind = pyarrow.string()
+        if column.dtype != object:
+            kind = pyarrow.from_numpy_dtype(column.dtype)
+        if column.ndim > 1:
+            number = pyarrow.field("item", kind, nullable=False)
+            kind = pyarrow.list_(number, column.shape[1])
+        fields.append(pyarrow.field(name, kind, nullable=False))
     return pyarrow.schema(fields, {"hiddenscope": provenance})
 
 
@@ -202,7 +191,7 @@ def write_dataset(
     plain = _arrow_schema(rows, provenance)
     features = Features.from_arrow_schema(plain)
     schema = features.arrow_schema.with_metadata(plain.metadata)
-    row_bytes = rows.dtype.itemsize * sum(rows.widths.values())
+    row_bytes = rows.dtype.itemsize * rows.width
     blocks_per_file = max(1, FILE_BYTES // max(1, row_bytes * rows.block_rows))
     count = max(1, -(-rows.index.count // (rows.block_rows * blocks_per_file)))
     blocks = rows.blocks()
@@ -238,18 +227,14 @@ def write_zarr(path: Path, rows: StoredRows, provenance: str, advance: Advance) 
     chunk = min(rows.block_rows, max(1, count))
     group = zarr.create_group(path, zarr_format=3, overwrite=True)
     group.attrs["hiddenscope"] = json.loads(provenance)
-    for name, kind in rows.facts.items():
-        dtype = "int64" if kind is int else "str"
-        group.create_array(
-            name, shape=(count,), chunks=(chunk,), dtype=dtype, dimension_names=("row",)
-        )
-    for name, width in rows.widths.items():
+    for name, column in rows.columns.items():
+        widths = column.shape[1:]
         group.create_array(
             name,
-            shape=(count, width),
-            chunks=(chunk, max(1, width)),
-            dtype=rows.dtype,
-            dimension_names=("row", f"width_{width}"),
+            shape=(count, *widths),
+            chunks=(chunk, *[max(1, width) for width in widths]),
+            dtype="str" if column.dtype == object else column.dtype,
+            dimension_names=("row", *[f"width_{width}" for width in widths]),
         )
     arrays = dict(group.arrays())
     done = 0
@@ -331,7 +316,7 @@ def export_rows(
         "format": f"hiddenscope.export.{name}/1",
         **provenance,
         "sites": list(sites),
-        "widths": list(rows.widths.values()),
+        "widths": [shards.plan.widths[site] for site in sites],
         "exported_dtype": rows.dtype.name,
         "versions": {library: installed_version(library) for library in libraries},
     }

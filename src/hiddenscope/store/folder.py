@@ -151,15 +151,15 @@ class StoreFolder:
             raise self._unreadable(name, irregular)
         return descriptor
 
-    def read(self, path: Path, most: int = LARGEST_FILE) -> bytes:
+    def read(self, path: Path) -> bytes:
         """Read all bytes of a small file of the store."""
         name = path.relative_to(self.path)
         with os.fdopen(self.opened(path), "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            if size > most:
+            if size > LARGEST_FILE:
                 raise self.damaged(f"{name} has {size:,} bytes, more than such a file")
             try:
-                return file.read(most + 1)
+                return file.read()
             except OSError as error:
                 raise self._unreadable(name, error) from error
 

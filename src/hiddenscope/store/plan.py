@@ -107,7 +107,7 @@ class UnitDigest:
     """One unit in the plan: what it holds, and the hash of `plan/<name>.jsonl`.
 
     `sequences` are called `rows` in plan.json. `kept` is the number of tokens whose
-    states are stored, if not all are.
+    states are stored; version 1, in which all are, does not write it.
     """
 
     name: str
@@ -115,7 +115,7 @@ class UnitDigest:
     tokens: int
     text_bytes: int
     sha256: str
-    kept: int | None = None
+    kept: int
 
 
 @checked
@@ -149,20 +149,18 @@ class StorePlan:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sites", tuple(map(str, self.sites)))
-        problem = "Cannot make this plan of a store"
-        if self.dtype not in DTYPES:
-            raise StoreError(
-                problem,
-                f"the dtype is {str(self.dtype)[:40]!r}",
-                f"It must be {', '.join(DTYPES)}.",
-            )
         reason = self._fault()
         if reason:
-            remedy = "Give a plan as docs/store-format.md says."
-            raise StoreError(problem, reason, remedy)
+            raise StoreError(
+                "Cannot make this plan of a store",
+                reason,
+                "Give a plan as docs/store-format.md says.",
+            )
 
     def _fault(self) -> str:
         """Say what the plan lacks; empty for a sound plan."""
+        if self.dtype not in DTYPES:
+            return f"its dtype is {str(self.dtype)[:40]!r}, and not one of a store"
         records_of = (self.model, self.tokenizer, self.environment, self.corpus)
         are_records = all(isinstance(record, dict) for record in records_of)
         if not are_records or not isinstance(self.pool, str | None):
@@ -194,16 +192,12 @@ class StorePlan:
 
     def rows_of(self, unit: UnitDigest) -> int:
         """Return the number of rows of states in a unit."""
-        return self.tokens_of(unit) if self.pool is None else unit.sequences
+        return unit.kept if self.pool is None else unit.sequences
 
     @property
     def row_bytes(self) -> int:
         """Return the bytes of one row, a token's or a pooled one, at all sites."""
         return sum(self.widths.values()) * DTYPES[self.dtype].itemsize
-
-    def tokens_of(self, unit: UnitDigest) -> int:
-        """Return the number of tokens that the shard of a unit lists."""
-        return unit.tokens if unit.kept is None else unit.kept
 
     @property
     def version(self) -> int:
@@ -307,17 +301,18 @@ def _is_integer(value: object, lower_bound: int) -> bool:
 
 
 def _unit(record: dict[str, Any], version: int) -> UnitDigest:
-    unit = UnitDigest(sequences=record.pop("rows"), **record)
-    # In version 1 all tokens are stored.
-    stored = 0 if version == 1 else unit.kept
+    if version == 1:
+        # A field of this name is then refused, being there twice.
+        unit = UnitDigest(sequences=record.pop("rows"), kept=record["tokens"], **record)
+    else:
+        unit = UnitDigest(sequences=record.pop("rows"), **record)
     if not (
         _is_integer(unit.sequences, 1)
         and _is_integer(unit.tokens, unit.sequences)
-        and _is_integer(stored, 0)
-        and _is_integer(unit.tokens, stored or 0)
+        and _is_integer(unit.kept, 0)
+        and unit.kept <= unit.tokens
         and _is_integer(unit.text_bytes, 0)
         and is_digest(unit.sha256)
-        and (version > 1 or unit.kept is None)
     ):
         raise ValueError(f"unit {str(unit.name)[:20]} has no sequences, or no hash")
     return unit

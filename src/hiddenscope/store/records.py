@@ -30,8 +30,6 @@ from hiddenscope.store.folder import VERIFY, StoreFolder, is_digest
 
 COMMIT = "hiddenscope.store.commit"
 COMPLETE = "hiddenscope.store.complete"
-# Bytes that a commit may have.
-LARGEST_COMMIT = 2**20
 
 _END = b'"seal":"%s"}\n' % UNSEALED.encode()
 
@@ -135,7 +133,7 @@ class Commit:
 def committed(folder: StoreFolder, plan: str, unit: str) -> Commit:
     """Read the record of a unit, checked by itself and against the plan's digest."""
     problem = f"Cannot read unit {unit} of {folder.shown}"
-    fields = decode(folder.read(folder.record(unit), LARGEST_COMMIT), problem)
+    fields = decode(folder.read(folder.record(unit)), problem)
     digests = [fields.get(name) for name in ("plan", "sha256", "blocks")]
     if (
         fields.pop("format", None) != COMMIT

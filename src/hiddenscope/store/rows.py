@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,99 +43,97 @@ if TYPE_CHECKING:
 MOST_OPEN = 64
 # Shards that are prefetched together, fewer than are kept open.
 FEW = 32
-# Bytes that are widened at a time.
-BLOCK_BYTES = 32 * 2**20
+# At most this much of one site is read at a time.
+BLOCK_BYTES = 64 * 2**20
+BLOCK_ROWS = 65_536
 # Units whose texts are held: copies are read from where their texts lie.
 MOST_UNITS = 4
 
 
 @dataclass(frozen=True, eq=False)
 class PlannedSequences:
-    """The sequences of the committed units, in order.
+    """Sequences of committed units.
 
-    Each has its text, the position of its first token and its unit. `first` is its
-    first row of states in the unit's shard, and `length` the number of its rows.
+    Each has its text, the position of its first token, its unit and its number in that
+    unit. `first` is its first row of states in the unit's shard, and `length` the
+    number of its rows.
     """
 
     text: Ints
     start: Ints
     unit: Ints
+    number: Ints
     first: Ints
     length: Ints
+
+    def take(self, which: Ints | slice) -> "PlannedSequences":
+        """Return some of the sequences, in this order."""
+        return PlannedSequences(*[column[which] for column in vars(self).values()])
 
 
 @dataclass(frozen=True, eq=False)
 class TextIndex:
     """The texts that are there, by their numbers in the corpus, and their rows.
 
-    `order` are the sequences, text after text (a copy names those of another again),
-    `owner` is the text of each, counted among those that are there, and `begins` the
-    first of its rows, counted among all. Rows of states
-    that follow one another in one shard are a run: `run_begin` is the first among all
-    rows, `run_unit` its unit and `run_first` the first in that unit's shard.
+    `sequences` go text after text (a copy has those of another text again), and `owner`
+    is the text of each, counted among those that are there. Rows are counted through
+    all sequences.
     """
 
     texts: Ints
-    order: Ints
     owner: Ints
-    begins: Ints
-    run_begin: Ints
-    run_unit: Ints
-    run_first: Ints
-    count: int
+    sequences: PlannedSequences
 
-    @classmethod
-    def of(
-        cls, planned: PlannedSequences, texts: Ints, order: Ints, owner: Ints
-    ) -> "TextIndex":
-        """Join sequences that follow one another in one shard into runs."""
-        lengths = planned.length[order]
-        units = planned.unit[order]
-        begins = np.cumsum(lengths) - lengths
-        breaks = np.ones(len(order), dtype=bool)
-        breaks[1:] = (np.diff(order) != 1) | (np.diff(units) != 0)
-        return cls(
-            texts,
-            order,
-            owner,
-            begins,
-            begins[breaks],
-            units[breaks],
-            planned.first[order][breaks],
-            int(lengths.sum()),
-        )
+    @cached_property
+    def begins(self) -> Ints:
+        """Return the first row of each sequence."""
+        lengths = self.sequences.length
+        return np.asarray(np.cumsum(lengths) - lengths)
 
-    def part(self, number: int, planned: PlannedSequences) -> "TextIndex":
-        """Return the index of one of the texts."""
-        start, end = np.searchsorted(self.owner, [number, number + 1])
-        order = self.order[start:end]
-        texts = self.texts[number : number + 1]
-        return TextIndex.of(planned, texts, order, np.zeros_like(order))
+    @cached_property
+    def count(self) -> int:
+        """Return the number of rows."""
+        return int(self.sequences.length.sum())
 
     @property
     def firsts(self) -> Ints:
-        """Return, for each sequence in order, the first of its text, which has it."""
-        return self.order[np.searchsorted(self.owner, self.owner)]
+        """Return the first sequence of each text, with which its string is stored."""
+        return np.searchsorted(self.owner, np.arange(len(self.texts)))
+
+    def part(self, number: int) -> "TextIndex":
+        """Return the index of one of the texts."""
+        start, end = np.searchsorted(self.owner, [number, number + 1])
+        return TextIndex(
+            self.texts[number : number + 1],
+            self.owner[start:end] - number,
+            self.sequences.take(slice(start, end)),
+        )
 
     def runs(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
         """Yield the rows from start to end as unit, first row and number of rows."""
-        run = int(np.searchsorted(self.run_begin, start, side="right")) - 1
-        ends = [*self.run_begin[run + 1 :].tolist(), self.count]
-        for run_end in ends:
-            if start >= end:
-                return
-            stop = min(end, run_end)
-            # A run may be empty: no token of a window shorter than `every` is stored.
-            if stop > start:
-                first = self.run_first[run] + start - self.run_begin[run]
-                yield int(self.run_unit[run]), int(first), stop - start
-            start = stop
-            run += 1
+        if start >= end:
+            return
+        inside = slice(*np.searchsorted(self.begins, [start + 1, end]))
+        begins = np.concatenate([[start], self.begins[inside]])
+        units, places = self.places(begins)
+        # Sequences that follow one another in one shard are read together.
+        breaks = (np.diff(units) != 0) | (np.diff(places) != np.diff(begins))
+        firsts = [0, *(np.flatnonzero(breaks) + 1).tolist()]
+        ends = [*begins[firsts[1:]].tolist(), end]
+        for first, stop in zip(firsts, ends, strict=True):
+            count = stop - int(begins[first])
+            yield int(units[first]), int(places[first]), count
 
     def places(self, rows: Ints) -> tuple[Ints, Ints]:
-        """Return the unit of each row, and the row in it."""
-        run = np.searchsorted(self.run_begin, rows, side="right") - 1
-        return self.run_unit[run], self.run_first[run] + rows - self.run_begin[run]
+        """Return the unit of each row, and the row in its shard."""
+        sequence = self.sequences_of(rows)
+        shifts = self.sequences.first[sequence] - self.begins[sequence]
+        return self.sequences.unit[sequence], rows + shifts
+
+    def sequences_of(self, rows: Ints) -> Ints:
+        """Return the sequence of each row."""
+        # Of sequences without rows, which begin where the next does, the last counts.
+        return np.searchsorted(self.begins, rows, side="right") - 1
 
 
 def index_texts(
@@ -146,8 +144,8 @@ def index_texts(
     Texts in `partial` have sequences that are not committed, and are left out.
 
     >>> texts, zeros = np.arange(3), np.zeros(3, np.int64)
-    >>> planned = PlannedSequences(texts, zeros, zeros, texts * 2, zeros + 2)
-    >>> index = index_texts(planned, {3: 0}, [])
+    >>> columns = texts, zeros, zeros, texts, texts * 2, zeros + 2
+    >>> index = index_texts(PlannedSequences(*columns), {3: 0}, [])
     >>> index.texts.tolist(), index.count, list(index.runs(4, 8))
     ([0, 1, 2, 3], 8, [(0, 4, 2), (0, 0, 2)])
     """
@@ -165,7 +163,7 @@ def index_texts(
     origin = origin[sorting]
     order = spread(firsts[origin], counts[origin])
     owner = np.repeat(np.arange(len(texts)), counts[origin])
-    return TextIndex.of(planned, texts[sorting], order, owner)
+    return TextIndex(texts[sorting], owner, planned.take(order))
 
 
 def spread(starts: Ints, counts: Ints) -> Ints:
@@ -176,20 +174,6 @@ def spread(starts: Ints, counts: Ints) -> Ints:
     """
     shifts = starts - (np.cumsum(counts) - counts)
     return np.repeat(shifts, counts) + np.arange(counts.sum())
-
-
-class RowFacts(NamedTuple):
-    """What is known of rows besides their states.
-
-    `sequences` are their sequences, counted in the order of the index. Pooled rows have
-    ids and spans of -1.
-    """
-
-    sequences: Ints
-    positions: Ints
-    ids: Ints
-    spans: Ints
-    strings: tuple[str, ...]
 
 
 class Shards:
@@ -248,42 +232,47 @@ class Shards:
         # The dtype and the width of a tensor are those of any unit.
         return layout_of(self.plan, self.plan.units[0]).places
 
-    def facts(self, index: TextIndex, rows: Ints) -> RowFacts:
-        """Return what is known of rows besides their states."""
-        # Of sequences without rows, which begin where the next does, the last counts.
-        sequences = np.searchsorted(index.begins, rows, side="right") - 1
-        starts = self.planned.start[index.order[sequences]]
-        if self.plan.pool is not None:
-            ids, strings = np.full(len(rows), -1), (f"({self.plan.pool})",) * len(rows)
-            return RowFacts(sequences, starts, ids, np.stack([ids, ids], 1), strings)
-        every = self.plan.every
-        # The first position of each window that is a multiple of `every`.
-        firsts = -(-starts // every) * every
-        ids = self.take("ids", index, rows)
-        known = self.strings
-        return RowFacts(
-            sequences,
-            firsts + (rows - index.begins[sequences]) * every,
-            ids,
-            self.take("spans", index, rows),
-            tuple(known.get(token) or str(token) for token in ids.tolist()),
-        )
+    def tokens(
+        self, index: TextIndex, rows: Ints, texts: tuple[str, ...] | None = None
+    ) -> Tokens:
+        """Return the tokens of rows in order; of pooled ones, the texts or windows.
 
-    def text_reader(self) -> Callable[[int], str]:
-        """Return a function that reads the text of a sequence, holding a few units."""
-        units = self.planned.unit
+        Pooled rows have ids and spans of -1.
+        """
+        sequences = index.sequences_of(rows)
+        positions = index.sequences.start[sequences]
+        if self.plan.pool is None:
+            every = self.plan.every
+            # The first position of each window that is a multiple of `every`.
+            firsts = -(-positions // every) * every
+            positions = firsts + (rows - index.begins[sequences]) * every
+            ids = self.take("ids", index, rows)
+            spans = self.take("spans", index, rows)
+            known = self.strings
+            strings = tuple(known.get(token) or str(token) for token in ids.tolist())
+        else:
+            ids = np.full(len(rows), -1)
+            spans = np.stack([ids, ids], 1)
+            strings = (f"({self.plan.pool})",) * len(rows)
+        owner = index.owner[sequences]
+        count = len(index.texts)
+        return Tokens(texts, owner, positions, ids, strings, spans, count)
+
+    def text_reader(self) -> Callable[[int, int], str]:
+        """Return a function that reads the text of a sequence, holding a few units.
+
+        It takes the unit of the sequence, and the sequence's number in that unit.
+        """
 
         @lru_cache(maxsize=MOST_UNITS)
-        def texts_of(unit: int) -> tuple[NDArray[Any], NDArray[Any], int]:
+        def texts_of(unit: int) -> tuple[NDArray[Any], NDArray[Any]]:
             shard = self[unit]
-            first = int(np.searchsorted(units, unit))
-            return shard.read_all("strings"), shard.read_all("strings.offsets"), first
+            return shard.read_all("strings"), shard.read_all("strings.offsets")
 
         @lru_cache(maxsize=1)
-        def text_of(sequence: int) -> str:
-            unit = int(units[sequence])
-            content, offsets, first = texts_of(unit)
-            start, end = offsets[sequence - first : sequence - first + 2]
+        def text_of(unit: int, number: int) -> str:
+            content, offsets = texts_of(unit)
+            start, end = offsets[number : number + 2]
             return self[unit].string(content[start:end])
 
         return text_of
@@ -308,28 +297,28 @@ class Shards:
                 # another unit.
                 sequences = read_sequences(self.folder, unit)
                 partial |= {sequences[0].text, sequences[-1].text}
-        return index_texts(self.planned, self._copies, sorted(partial))
+        return index_texts(self.sequences(), self._copies, sorted(partial))
 
     @cached_property
     def _copies(self) -> dict[int, int]:
         return read_copies(self.folder, self.plan)
 
-    @cached_property
-    def planned(self) -> PlannedSequences:
-        """Return the sequences of all committed units."""
-        columns = [np.empty((5, 0), np.int64)]
-        for number in range(len(self.units)):
+    def sequences(self) -> PlannedSequences:
+        """Read the sequences of all committed units, in the order of the corpus."""
+        columns = [np.empty((6, 0), np.int64)]
+        for unit in range(len(self.units)):
             # Many at once, so that the disk can work on them side by side.
-            if number % FEW == 0:
-                for ahead in range(number, min(number + FEW, len(self.units))):
+            if unit % FEW == 0:
+                for ahead in range(unit, min(unit + FEW, len(self.units))):
                     self[ahead].prefetch_index()
-            texts, starts, offsets = self[number].sequences()
+            texts, starts, offsets = self[unit].sequences()
             lengths = np.diff(offsets)
             if self.plan.pool is not None:
                 lengths = np.ones_like(lengths)
-            units = np.full(len(texts), number)
+            units = np.full(len(texts), unit)
+            numbers = np.arange(len(texts))
             firsts = np.cumsum(lengths) - lengths
-            columns.append(np.stack([texts, starts, units, firsts, lengths]))
+            columns.append(np.stack([texts, starts, units, numbers, firsts, lengths]))
         planned = PlannedSequences(*np.concatenate(columns, axis=1))
         in_order = in_corpus_order(planned.text, planned.start)
         if not in_order or np.isin(planned.text, list(self._copies)).any():
@@ -413,15 +402,16 @@ class SiteArray:
             numbers = range(len(self))[rows]
             if numbers.step == 1:
                 return self.read(numbers.start, max(numbers.start, numbers.stop))
-            return self._taken(np.arange(numbers.start, numbers.stop, numbers.step))
+            indices = np.arange(numbers.start, numbers.stop, numbers.step)
+            return self._widened(self.native(indices))
         indices = np.asarray(rows)
         if indices.dtype.kind == "b" and indices.shape == (len(self),):
-            return self._taken(np.flatnonzero(indices))
+            return self._widened(self.native(np.flatnonzero(indices)))
         if indices.dtype.kind not in "iu" and indices.size:
             raise IndexError(
                 f"{indices.dtype} {list(indices.shape)} is neither a mask nor indices"
             )
-        taken = self._taken(indices.reshape(-1))
+        taken = self._widened(self.native(indices.reshape(-1)))
         return taken.reshape(*indices.shape, self.shape[1])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
@@ -430,24 +420,25 @@ class SiteArray:
 
     def blocks(self, rows: int | None = None) -> Iterator[NDArray[np.float32]]:
         """Yield all rows in order, some at a time, so that only those are held."""
-        step = self._step if rows is None else integer(rows, "rows", 1)
-        starts = range(0, len(self), step)
-        return (self.read(start, min(start + step, len(self))) for start in starts)
+        return (self.read(start, end) for start, end in self._ranges(rows))
 
-    def native_blocks(self, rows: int) -> Iterator[NDArray[Any]]:
+    def native_blocks(self, rows: int | None = None) -> Iterator[NDArray[Any]]:
         """Yield all rows in order as they lie on disk, at most this many at a time.
 
         bfloat16 is given as its bits.
         """
-        integer(rows, "rows", 1)
-        for start in range(0, len(self), rows):
-            end = min(start + rows, len(self))
+        for start, end in self._ranges(rows):
             parts = list(self._shards.read(self.site, self._index, start, end))
             yield parts[0] if len(parts) == 1 else np.concatenate(parts)
 
+    def _ranges(self, rows: int | None) -> Iterator[tuple[int, int]]:
+        step = self._step if rows is None else integer(rows, "rows", 1)
+        for start in range(0, len(self), step):
+            yield start, min(start + step, len(self))
+
     @property
     def _step(self) -> int:
-        return max(1, BLOCK_BYTES // self.row_bytes)
+        return max(1, min(BLOCK_ROWS, BLOCK_BYTES // self.row_bytes))
 
     def read(self, start: int, stop: int) -> NDArray[np.float32]:
         """Return the rows from start to stop."""
@@ -460,8 +451,7 @@ class SiteArray:
                 done += len(native)
         return out
 
-    def _taken(self, rows: NDArray[Any]) -> NDArray[np.float32]:
-        native = self.native(rows)
+    def _widened(self, native: NDArray[Any]) -> NDArray[np.float32]:
         out = np.empty(native.shape, np.float32)
         widen(native, self.stored, out)
         return out

@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hiddenscope.errors import Damaged, FileError, StoreError
+from hiddenscope.files import SAFETENSORS_DTYPES
 from hiddenscope.states.arrays import Ints
 from hiddenscope.store.folder import VERIFY, StoreFolder
 from hiddenscope.store.plan import DTYPES, StorePlan, StoreSequence, UnitDigest
@@ -38,13 +39,12 @@ TABLE = "blocks.crc32c"
 FORMAT = "hiddenscope.store/1"
 # The first tensor begins at a multiple of this.
 ALIGNED = 64
-# The dtypes of safetensors, in numpy and of states.
+# The dtypes of safetensors, in numpy; states have another one besides.
 KINDS: dict[str, np.dtype[Any]] = {
     "I64": np.dtype("<i8"),
     "I32": np.dtype("<i4"),
     "U8": np.dtype("u1"),
 }
-STATES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 # Bytes that have a checksum of their own.
 BLOCK = 16 * 1024
 # Bytes that are written at a time.
@@ -85,18 +85,18 @@ class ShardLayout:
 
 def layout_of(plan: StorePlan, unit: UnitDigest) -> ShardLayout:
     """Compute the layout of a unit's shard."""
-    tokens = plan.tokens_of(unit)
-    kinds = KINDS | {STATES[plan.dtype]: DTYPES[plan.dtype]}
+    states = SAFETENSORS_DTYPES[plan.dtype]
+    kinds = KINDS | {states: DTYPES[plan.dtype]}
     shapes = {
         "text": ("I64", (unit.sequences,)),
         "start": ("I64", (unit.sequences,)),
         "offsets": ("I64", (unit.sequences + 1,)),
         "strings.offsets": ("I64", (unit.sequences + 1,)),
-        "ids": ("I32", (tokens,)),
-        "spans": ("I32", (tokens, 2)),
+        "ids": ("I32", (unit.kept,)),
+        "spans": ("I32", (unit.kept, 2)),
     }
     for site in plan.sites:
-        shapes[site] = STATES[plan.dtype], (plan.rows_of(unit), plan.widths[site])
+        shapes[site] = states, (plan.rows_of(unit), plan.widths[site])
     shapes["strings"] = "U8", (unit.text_bytes,)
     metadata = {"format": FORMAT, "plan": plan.digest, "unit": unit.name}
     blocks = 0

@@ -30,10 +30,6 @@ if TYPE_CHECKING:
     import torch
     import xarray
 
-# At most this much of one site is read at a time.
-BLOCK_BYTES = 64 * 2**20
-BLOCK_ROWS = 65_536
-
 
 @checked
 def open(path: PathLike) -> "Store":  # noqa: A001
@@ -157,7 +153,7 @@ class Store:
 
         A sequence is a text, or one window of a long text.
         """
-        return self._shards.planned.length[self._index.order]
+        return self._index.sequences.length
 
     @property
     def firsts(self) -> Ints:
@@ -171,10 +167,10 @@ class Store:
         7
         """
         index = self._index
-        begins = self._shards.planned.start[index.order] == 0
+        begins = (index.sequences.start == 0) & (index.sequences.length > 0)
         if self.pooled is not None:
             begins[:] = False
-        firsts: Ints = index.begins[begins & (self.sequence_lengths > 0)]
+        firsts: Ints = index.begins[begins]
         return firsts
 
     @property
@@ -211,41 +207,29 @@ class Store:
                 reason,
                 "`.texts` lists what is there.",
             )
-        part = self._index.part(number, self._shards.planned)
-        return Store(self._shards, self.complete, part)
+        return Store(self._shards, self.complete, self._index.part(number))
 
     @cached_property
     def tokens(self) -> Tokens:
         """Return the tokens, one row each; of pooled states, the texts or windows."""
         index = self._index
-        facts = self._shards.facts(index, np.arange(index.count))
         texts = None
         if self._shards.has_texts:
-            # A text is stored with the first of its sequences.
-            firsts = index.firsts[np.unique(index.owner, return_index=True)[1]]
+            firsts = index.sequences.take(index.firsts)
+            places = list(
+                zip(firsts.unit.tolist(), firsts.number.tolist(), strict=True)
+            )
             text_of = self._shards.text_reader()
             # In the order of the units, of which only a few are held.
-            by_first = {first: text_of(first) for first in np.unique(firsts).tolist()}
-            texts = tuple(by_first[first] for first in firsts.tolist())
-        return Tokens(
-            texts,
-            index.owner[facts.sequences],
-            facts.positions,
-            facts.ids,
-            facts.strings,
-            facts.spans,
-            len(index.texts),
-        )
+            by_place = {place: text_of(*place) for place in sorted(set(places))}
+            texts = tuple(by_place[place] for place in places)
+        return self._shards.tokens(index, np.arange(index.count), texts)
 
     def blocks(
         self, site: str | Site, rows: int | None = None
     ) -> "Iterator[torch.Tensor]":
         """Yield the rows of one site in order, in their own dtype, some at a time."""
-        array = self[site]
-        if rows is None:
-            rows = max(1, min(BLOCK_ROWS, BLOCK_BYTES // array.row_bytes))
-        for part in array.native_blocks(rows):
-            yield self._tensor(part)
+        return map(self._tensor, self[site].native_blocks(rows))
 
     def rows(self, site: str | Site, numbers: Sequence[int] | Ints) -> "torch.Tensor":
         """Return some rows of one site, in their own dtype and in the order named."""

@@ -18,7 +18,7 @@ from hiddenscope import progress
 from hiddenscope.arguments import checked
 from hiddenscope.errors import Damaged, Error
 from hiddenscope.files import PathLike, to_disk
-from hiddenscope.store.folder import FOLDERS, StoreFolder
+from hiddenscope.store.folder import StoreFolder
 from hiddenscope.store.plan import (
     StorePlan,
     UnitDigest,
@@ -110,28 +110,20 @@ def verify(path: PathLike) -> Verification:
     complete = report.attempt(None, completed, folder, plan.digest, plan.by_name)
     recorded = folder.recorded()
     commits = report.units(plan, plan.units, read_shards=True)
-    for name in plan.by_name:
-        if complete is None:
-            break
+    for name, sha256 in (complete or {}).items():
         if name not in recorded:
             report.add(name, f"commits/{name}.json is missing")
-        elif name in commits and commits[name].sha256 != complete[name]:
+        elif name in commits and commits[name].sha256 != sha256:
             report.add(name, "its record is not the one that complete.json lists")
     if not report.damages:
         # Whether the texts of all units together are in the order of the corpus.
         try:
-            _ = Shards(folder, plan, commits).planned
+            Shards(folder, plan, commits).sequences()
         except Error as error:
             report.add(None, error.reason, recomputable=False)
     for name in sorted(recorded - set(plan.by_name)):
         what = f"commits/{name}.json is of a unit that is not in the plan"
         report.add(None, what, recomputable=False)
-    for name in (".", *FOLDERS):
-        with suppress(OSError), os.scandir(folder.path / name) as entries:
-            links = sorted(entry.name for entry in entries if entry.is_symlink())
-            for link in links:
-                what = f"{name}/{link} is a link".removeprefix("./")
-                report.add(None, what, recomputable=False)
     pending: tuple[str, ...] = ()
     if complete is None:
         pending = tuple(name for name in plan.by_name if name not in recorded)
@@ -318,15 +310,12 @@ class _DamageReport:
         recorded = folder.recorded()
         commits = {}
         with progress.track("Verifying", total=len(units)) as advance:
-            for unit in units:
-                if unit.name in recorded:
-                    commit = self.attempt(
-                        unit.name, committed, folder, plan.digest, unit.name
-                    )
-                    if commit is not None:
-                        commits[unit.name] = commit
-                        self.attempt(
-                            unit.name, _verify_shard, folder, plan, commit, read_shards
-                        )
+            for name in [unit.name for unit in units]:
                 advance(1)
+                if name not in recorded:
+                    continue
+                commit = self.attempt(name, committed, folder, plan.digest, name)
+                if commit is not None:
+                    commits[name] = commit
+                    self.attempt(name, _verify_shard, folder, plan, commit, read_shards)
         return commits

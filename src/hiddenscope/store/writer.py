@@ -7,11 +7,10 @@ at any instant leaves a unit committed whole or not at all. Of two processes tha
 one unit, the first to link its record wins; a shard of other bytes is left to `gc`.
 """
 
-import filecmp
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -44,20 +43,20 @@ MOST_READ = 6
 @checked
 def create(
     path: PathLike,
-    plan: StorePlan | Callable[[], StorePlan],
+    plan: StorePlan,
     units: Iterable[Sequence[StoreSequence]],
     duplicates: Iterable[tuple[int, int]] = (),
     strings: Mapping[int, str] | None = None,
     *,
-    every: int = 1,
+    corpus: Callable[[], dict[str, Any]] | None = None,
 ) -> "Writer":
     """Make a store, or continue an existing one that has the same plan.
 
     `units` yields the sequences of each unit, in the order of the corpus, and is read
     once. `duplicates` are pairs of a text and the earlier text that it is a copy of.
-    `strings` maps token ids to strings. `plan` may be a function: it is called when the
-    last unit has been read, and may raise. `duplicates` and `strings` may be filled
-    until then. `every` is that of the plan: the units count the tokens that are stored.
+    `strings` maps token ids to strings. `corpus` gives that of the plan where it is
+    known last: it is called when the last unit has been read, and may raise.
+    `duplicates` and `strings` may be filled until then.
 
     >>> import tempfile
     >>> import numpy as np
@@ -77,10 +76,10 @@ def create(
         with folder.writing(folder=True) as fresh:
             if strings is None:
                 strings = {}
-            whole_plan = _write_texts(fresh, plan, units, duplicates, strings, every)
+            plan = _write_texts(fresh, plan, units, duplicates, strings, corpus)
             with folder.locked():
-                _publish_plan(folder, fresh, whole_plan)
-    return resume_store(path, digest=whole_plan.digest)
+                _publish_plan(folder, fresh, plan)
+    return resume_store(path, digest=plan.digest)
 
 
 @checked
@@ -217,13 +216,9 @@ def _publish_plan(folder: StoreFolder, fresh: Path, plan: StorePlan) -> None:
     if stored is not None:
         if stored.digest != plan.digest:
             stored.check_same(plan, folder.shown)
-        # Write those files again that were damaged or lost since.
+        # Files that were damaged or lost since are replaced; the others are the same.
         for path in sorted(fresh.iterdir()):
-            is_same = False
-            with suppress(OSError):
-                is_same = filecmp.cmp(path, texts / path.name, shallow=False)
-            if not is_same:
-                os.replace(path, texts / path.name)
+            os.replace(path, texts / path.name)
         to_disk(texts)
         return
     # Where plan.json was lost, the records of the units still name their plan.
@@ -254,11 +249,11 @@ def _publish_plan(folder: StoreFolder, fresh: Path, plan: StorePlan) -> None:
 
 def _write_texts(
     fresh: Path,
-    plan: StorePlan | Callable[[], StorePlan],
+    plan: StorePlan,
     units: Iterable[Sequence[StoreSequence]],
     duplicates: Iterable[tuple[int, int]],
     strings: Mapping[int, str],
-    every: int,
+    corpus: Callable[[], dict[str, Any]] | None,
 ) -> StorePlan:
     """Write the files of plan/, and return the plan with their hashes."""
     # Texts without sequences, which must be copies, and the place of the last sequence.
@@ -278,14 +273,12 @@ def _write_texts(
         sha256 = _write_lines(fresh / f"{name}.jsonl", lines)
         tokens = sum(len(sequence.ids) for sequence in sequences)
         text_bytes = sum(len(sequence.string_bytes) for sequence in sequences)
-        stored = None
-        if every > 1:
-            stored = sum(len(sequence.kept(every)) for sequence in sequences)
-        unit = UnitDigest(name, len(sequences), tokens, text_bytes, sha256, stored)
+        kept = sum(len(sequence.kept(plan.every)) for sequence in sequences)
+        unit = UnitDigest(name, len(sequences), tokens, text_bytes, sha256, kept)
         digests.append(unit)
+    # This refuses a corpus that is empty.
+    described = plan.corpus if corpus is None else corpus()
     assert digests, "there are no texts"
-    requested = plan() if callable(plan) else plan
-    assert requested.every == every, "the units count the tokens that are stored"
     copies = dict(sorted(duplicates))
     missing.update(range(last[0] + 1, max(copies, default=0) + 1))
     assert copies.keys() == missing, "a text has sequences, or is a copy"
@@ -295,7 +288,8 @@ def _write_texts(
     copy_lines = ({"text": text, "same_as": copies[text]} for text in copies)
     string_lines = ([number, strings[number]] for number in sorted(strings))
     filled = replace(
-        requested,
+        plan,
+        corpus=described,
         units=tuple(digests),
         duplicates=_write_lines(fresh / "duplicates.jsonl", copy_lines),
         strings=_write_lines(fresh / "strings.jsonl", string_lines),

@@ -61,7 +61,7 @@ def tiny_plan(
         model, {}, SITES, widths, dtype, pool, corpus={"count": 7}, every=every
     )
     strings = {number: f"t{number}" for number in range(200)}
-    return create(path, plan, tiny_sequences(), COPIES, strings, every=every)
+    return create(path, plan, tiny_sequences(), COPIES, strings)
 
 
 def tiny_sequences() -> list[list[StoreSequence]]:

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import torch
 import hiddenscope as hs
-from hiddenscope.store import StorePlan, StoreSequence, create, store
+from hiddenscope.store import StorePlan, StoreSequence, create, rows
 from hiddenscope.analyses.drift import saved
 from hiddenscope.measures import running
 
-store.BLOCK_BYTES, saved.BLOCK, running.CHUNK = 2**20, 256, 2**17  # less at a time, as the store is small
+rows.BLOCK_BYTES, saved.BLOCK, running.CHUNK = 2**20, 256, 2**17  # less at a time, as the store is small
 torch.set_num_threads(1)
 draw, width, sites = np.random.default_rng(0), 256, ("layer.0", "layer.1")
 

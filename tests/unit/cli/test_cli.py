@@ -443,10 +443,10 @@ def test_an_error_of_ours_is_one_message_without_a_traceback() -> None:
 def test_exit_codes(
     raised: BaseException, code: int, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail() -> None:
+    def fail(folder: Path) -> bool:
         raise raised
 
-    monkeypatch.setattr(zoo, "listing", fail)
+    monkeypatch.setattr(zoo, "is_complete", fail)
     done = runner.invoke(cli.app, ["models"])
     assert (done.exit_code, done.stdout) == (code, "")
     assert said in done.stderr

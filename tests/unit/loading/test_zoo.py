@@ -16,6 +16,7 @@ from transformers import LlamaForCausalLM
 
 from hiddenscope.errors import Damaged, Unreachable
 from hiddenscope.loading import open_source, zoo
+from hiddenscope.loading.cache import size_of
 from hiddenscope.loading.zoo import Wheel, WheelMember
 from labs.fuzz.gguf_file import PIECES, write_gguf
 from tests.folders import tiny_llama
@@ -127,17 +128,17 @@ def test_parts_in_the_wrong_order_or_spoilt_are_damaged(
 
 
 def test_the_listing_says_what_is_cached(own_cache: Path) -> None:
-    rows = zoo.listing()
-    assert [row.name for row in rows] == ["smollm2", "gemma3-270m", "minilm"]
-    assert not any(row.cached or row.bytes for row in rows)
+    assert list(zoo.ZOO) == ["smollm2", "gemma3-270m", "minilm"]
+    for model in zoo.ZOO.values():
+        assert not model.cached
+        assert model.folder.is_relative_to(own_cache)
+        assert model.licence and model.revision
     assert not own_cache.exists()
-    for row in rows:
-        assert row.path.is_relative_to(own_cache)
-        assert row.licence and row.wheel
-    rows[0].path.mkdir(parents=True)
-    (rows[0].path / "half").write_bytes(b"abc")
-    assert zoo.listing()[0].cached is False
-    assert zoo.listing()[0].bytes == 3
+    first = zoo.ZOO["smollm2"]
+    first.folder.mkdir(parents=True)
+    (first.folder / "half").write_bytes(b"abc")
+    assert first.cached is False
+    assert size_of(first.folder) == 3
 
 
 def test_without_pip_the_default_model_says_what_to_do(

@@ -196,19 +196,19 @@ def test_what_is_known_last_may_come_late(tmp_path: Path) -> None:
             strings[number] = f"token {number}"
             yield [StoreSequence(number, 0, (number,), ((0, 1),), 0)]
 
-    def late() -> StorePlan:
+    def late() -> dict[str, Any]:
         assert strings == {0: "token 0", 1: "token 1"}
-        return replace(PLAN, corpus={"count": len(strings)})
+        return {"count": len(strings)}
 
-    writer = create(tmp_path / "store", late, units(), (), strings)
+    writer = create(tmp_path / "store", PLAN, units(), (), strings, corpus=late)
     assert writer.plan.corpus == {"count": 2}
     assert "token 1" in (tmp_path / "store/plan/strings.jsonl").read_text("utf-8")
 
-    def refused() -> StorePlan:
+    def refused() -> dict[str, Any]:
         raise StoreError("No", "there is no room", "Make some.")
 
     with pytest.raises(StoreError, match="no room"):
-        create(tmp_path / "other", refused, units())
+        create(tmp_path / "other", PLAN, units(), corpus=refused)
     assert not [path for path in (tmp_path / "other").rglob("*") if path.is_file()]
 
 
