@@ -18,7 +18,7 @@ from hiddenscope import progress
 from hiddenscope.arguments import checked
 from hiddenscope.errors import Damaged, Error
 from hiddenscope.files import PathLike, to_disk
-from hiddenscope.store.folder import StoreFolder
+from hiddenscope.store.folder import FOLDERS, StoreFolder
 from hiddenscope.store.plan import (
     StorePlan,
     UnitDigest,
@@ -124,6 +124,12 @@ def verify(path: PathLike) -> Verification:
     for name in sorted(recorded - set(plan.by_name)):
         what = f"commits/{name}.json is of a unit that is not in the plan"
         report.add(None, what, recomputable=False)
+    for name in (".", *FOLDERS):
+        with suppress(OSError), os.scandir(folder.path / name) as entries:
+            links = sorted(entry.name for entry in entries if entry.is_symlink())
+            for link in links:
+                what = f"{name}/{link} is a link".removeprefix("./")
+                report.add(None, what, recomputable=False)
     pending: tuple[str, ...] = ()
     if complete is None:
         pending = tuple(name for name in plan.by_name if name not in recorded)
