@@ -2,8 +2,8 @@
 
     python -m docs.outputs [PAGE ...]
 
-Without names, these are the pages of all analyses and those that have such a block.
-tests/slow/docs/test_docs.py runs the examples and compares what they print.
+Without names: the page of every analysis, and each other page that has such a block.
+tests/slow/docs/test_docs.py runs all examples, and compares what the first one prints.
 """
 
 import io
@@ -33,7 +33,7 @@ NOISE = re.compile(
     r"|(?<=draws of edges the estimates are off by ).+?\)"
 )
 RELATIVE_TOLERANCE = 0.02
-# An error this small is one of rounding too.
+# Differences this small are rounding as well, such as 3e-7 against 5e-7.
 ABSOLUTE_TOLERANCE = 1e-5
 
 
@@ -93,7 +93,7 @@ def _value(number: str) -> float:
 
 
 def _last_unit(number: str) -> float:
-    """Return the unit of the last digit, or 0 for a count and in powers of ten."""
+    """Return the unit of the last digit, or 0 for integers and powers of ten."""
     decimals = number.rstrip("%").partition(".")[2]
     if "e" in number:
         return 0.0
@@ -111,7 +111,7 @@ def main(names: list[str]) -> None:
         assert first, f"docs/{name}.md has no example"
         with tempfile.TemporaryDirectory() as folder, chdir(folder):
             printed = run_example(first["code"], str(path), {"__name__": "example"})
-        # What another machine rounds differently is no change of the page.
+        # Another machine rounds differently: that alone makes no new page.
         if first["output"] is None or not same_output(printed, first["output"]):
             path.write_text(with_output(page, printed), "utf-8")
             print(f"Wrote the output in docs/{name}.md", flush=True)

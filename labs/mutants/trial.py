@@ -113,9 +113,11 @@ def _tests_of_room(room: str) -> list[str]:
 def _tests_of_importers(path: PurePosixPath) -> list[str]:
     """Return the tests of the rooms that import a file by its own name."""
     module = ".".join(path.relative_to("src").with_suffix("").parts)
+    package, _, name = module.rpartition(".")
+    imports = re.compile(rf"from {module} import|from {package} import .*\b{name}\b")
     rooms = set()
     for file in (ROOT / PACKAGE).rglob("*.py"):
-        if f"from {module} import" in file.read_text("utf-8"):
+        if imports.search(file.read_text("utf-8")):
             rooms.add(room_of(PurePosixPath(file.relative_to(ROOT).as_posix())))
     tests = []
     # Of `__init__` and the like everything is a client.

@@ -91,7 +91,7 @@ KNOWN_KERNELS = (
 
 
 class Claim(NamedTuple):
-    """The claim that rows of another run are a state of the reference.
+    """The claim that rows of a recorded run are a state of the live model.
 
     `read` returns some rows, by their numbers. If they are centred, they are the state
     less the mean of each token's numbers.
@@ -106,9 +106,10 @@ class Claim(NamedTuple):
 class RecordedRun:
     """A run that can be read but not entered: saved states, or what a program returned.
 
-    `dtype` is the one that it was computed in, and `tokens` are those of each stack.
-    There is a claim for each set of rows, under the name of a site if that is all that
-    is claimed. `passes` were run for the comparison.
+    `dtype` is the one that it was computed in, and `tokens` are those of each stack. A
+    claim stands under the name of its site, or under another where several are tried
+    for one set of rows, such as the layers that a file may have mislabelled. `passes`
+    is how many the program was run for: none where the states were saved.
     """
 
     name: str
@@ -497,7 +498,11 @@ def _compare_in_step(recorder: _BatchRecorder) -> bool:
 
 
 def compare_recorded(model: LiveModel, run: RecordedRun, inputs: Inputs) -> Errors:
-    """Compare whole passes of a model with a recorded run, claim by claim."""
+    """Compare whole passes of a model with a recorded run, claim by claim.
+
+    The noise is that of null passes, or the tolerance of the dtype where none can run.
+    """
+    # Rows of the model come first below, also where it is the candidate.
     roles = SIDES[::-1] if run.is_reference else SIDES
     passes = {roles[0]: WHOLE_PASSES, roles[1]: run.passes}
     errors = Errors(run.tokens, roles=roles, passes=passes)

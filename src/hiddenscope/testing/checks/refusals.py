@@ -1,4 +1,4 @@
-"""Laws of refusals: what is no value of a parameter is refused in our words."""
+"""Laws of refusals: invalid arguments end in an error of hiddenscope's own."""
 
 import warnings
 from collections.abc import Iterator, Mapping
@@ -17,8 +17,8 @@ from hiddenscope.testing.subjects import Subject
 
 TOO_LONG = [5] * 100_000
 
-# What is no text, and what is said of it.
-NO_TEXTS: tuple[tuple[Any, str], ...] = (
+# Invalid texts, each with a phrase of its error; an empty one fits any error.
+INVALID_TEXTS: tuple[tuple[Any, str], ...] = (
     ("", "it is empty"),
     (" \n\t\u3000", "it is only white space"),
     ("the \ud800 one", "character 4 is a lone surrogate"),
@@ -33,13 +33,13 @@ NO_TEXTS: tuple[tuple[Any, str], ...] = (
     (TOO_LONG, "takes at most "),
 )
 IS_ENDLESS = "a range has more than 4,194,304 items"
-# What are no texts, where several may be given: enough of them for any analysis.
-NO_LISTS: tuple[tuple[Any, str], ...] = (
+# Invalid lists of texts, as long as any analysis asks, with a phrase of the error.
+INVALID_LISTS: tuple[tuple[Any, str], ...] = (
     ([], ""),
     (["the one", [5, 6]] * 6, "strings only, or lists of token ids only"),
     ([5, "the one"] * 6, "strings only, or lists of token ids only"),
     (torch.full((12, 1), 5.0), "not a list of integers"),
-    # No memory holds the one, and no list is as long as the other.
+    # Neither may be listed: memory ends before the first, and len() before the second.
     (range(10**12), IS_ENDLESS),
     (range(10**30), IS_ENDLESS),
     ([range(10**12)] * 12, IS_ENDLESS),
@@ -48,28 +48,28 @@ NO_LISTS: tuple[tuple[Any, str], ...] = (
     (b"the one", "bytes"),
 )
 # A layer has a name, and no number.
-NO_SITES: tuple[Any, ...] = (
+INVALID_SITES: tuple[Any, ...] = (
     *(0, -1, np.int64(2), True, np.True_, 1.5),
     *("", (), b"final", "layer.40", "layer.1.attnn", "finl", "*" * 500, "\ud800"),
     *([], ["", None]),
 )
-# Of these some analyses can say something.
+# Unusual, but valid for some analyses: they are answered or refused.
 UNUSUAL: tuple[Any, ...] = ([[5]], ["\u202e\0👩‍👧 \u0301\uffff"])
-NO_IDS: tuple[Any, ...] = ([], [[]], [[10**6]], [[True]], [{}])
+INVALID_IDS: tuple[Any, ...] = ([], [[]], [[10**6]], [[True]], [{}])
 HOSTILE: tuple[Any, ...] = (
     *("", ["a", ""], [None], ["a", None], ["a", [5]], "\ud800 a", [""]),
     *(5, b"a", float("nan"), [[-1, 5]], [[5.0]], range(10**12)),
 )
-# What is no value of any parameter of a kind.
-NO_VALUES: Mapping[str, tuple[Any, ...]] = {
+# Values that no parameter of a kind takes.
+INVALID_VALUES: Mapping[str, tuple[Any, ...]] = {
     "integer": (2.5, "many", True),
     "choice": ("no such choice", 3),
-    "text": NO_IDS + UNUSUAL,
-    "texts": NO_IDS + UNUSUAL,
+    "text": INVALID_IDS,
+    "texts": INVALID_IDS,
     "contrast": ([], None, [None], "a", 5, ["a", "b"]),
     "pairs": ([], None, [None], "a", 5, ["a", "b"], [1], "nowhere.csv"),
     "data": (
-        *NO_IDS,
+        *INVALID_IDS,
         *HOSTILE,
         *(None, "nowhere.csv", ([], []), (["a", "b"], [0]), (["a"], [0], [0], [0])),
         *((["a", None] * 6, [0, 1] * 6), (["a", ""] * 6, [0, 1] * 6)),
@@ -88,15 +88,14 @@ NO_VALUES: Mapping[str, tuple[Any, ...]] = {
 
 
 @law()
-def check_no_value_is_taken_for_one(entry: Entry, subject: Subject) -> None:
-    """What is no value of a parameter is refused in our words and without a warning,
-    whatever else was asked: another kind of thing, an empty list, a number out of
-    bounds, a word that is no choice, which is named. What is only unusual may be
-    answered.
+def check_invalid_values_are_refused(entry: Entry, subject: Subject) -> None:
+    """Each parameter in turn is given invalid values of its kind, and the others what
+    they are usually given: each is refused with our error, without a warning, and a
+    wrong choice is quoted in it. Unusual values may be answered.
     """
     usual_answer(entry, subject)
     for parameter in entry.description.parameters:
-        for value in _no_values(parameter):
+        for value in _invalid_values(parameter):
             changes: dict[str, Any] = {parameter.name: value}
             if parameter.name == "texts" and entry.takes("targets"):
                 changes |= subject.targets(len(value) if isinstance(value, list) else 1)
@@ -111,13 +110,15 @@ def check_no_value_is_taken_for_one(entry: Entry, subject: Subject) -> None:
                 hold(str(value) in str(came.error), f"{where}{came.error}")
 
 
-def _no_values(parameter: Parameter) -> Iterator[Any]:
-    """Yield what is no value of a parameter."""
+def _invalid_values(parameter: Parameter) -> Iterator[Any]:
+    """Yield invalid and unusual values of a parameter."""
     kind = parameter.kind
     may_be_none = not parameter.required and parameter.default is None
-    for value in NO_VALUES.get(kind, ()):
+    for value in INVALID_VALUES.get(kind, ()):
         if value is not None or not may_be_none:
             yield value
+    if kind in ("text", "texts"):
+        yield from UNUSUAL
     # Answers may be one id, and targets are none where there is no decoder.
     if kind in ("text", "texts") and parameter.name not in ("answers", "targets"):
         yield from HOSTILE
@@ -128,18 +129,18 @@ def _no_values(parameter: Parameter) -> Iterator[Any]:
 
 
 @law()
-def check_no_texts_are_refused(entry: Entry, subject: Subject) -> None:
-    """What is no text is refused, and the error says what is wrong with it."""
+def check_invalid_texts_are_refused(entry: Entry, subject: Subject) -> None:
+    """An invalid text or list of texts is refused with the phrase of its fault."""
     only_if(rewritten(entry, subject, lambda text: text), "it takes no texts")
     usual_answer(entry, subject)
     window = subject.model.text_encoder.window
-    for bad, said in NO_TEXTS:
+    for bad, said in INVALID_TEXTS:
         if bad is TOO_LONG and (window is None or window > len(bad)):
             continue
         came = outcome_of(partial(_ask_with, entry, subject, bad))
         _hold_refused(bad, came, said)
     if isinstance(entry.arguments(subject).get("texts"), list):
-        for bad, said in NO_LISTS:
+        for bad, said in INVALID_LISTS:
             came = outcome_of(partial(entry.run, subject, texts=bad))
             _hold_refused(bad, came, said)
 
@@ -159,16 +160,20 @@ def _ask_with(entry: Entry, subject: Subject, bad: Any) -> Any:
 
 
 @law()
-def check_no_sites_are_refused(entry: Entry, subject: Subject) -> None:
-    """What is no site is refused, and a number is told which layer it may mean."""
+def check_invalid_sites_are_refused(entry: Entry, subject: Subject) -> None:
+    """An invalid site is refused; for an integer the remedy names the layer that it may
+    mean.
+    """
     name = next((name for name in ("sites", "site") if entry.takes(name)), "")
     only_if(name, "it takes no sites")
     usual_answer(entry, subject)
-    for bad in NO_SITES:
+    for bad in INVALID_SITES:
         came = outcome_of(partial(entry.run, subject, **{name: bad}))
         is_number = isinstance(bad, int | np.integer) and not isinstance(bad, bool)
-        is_told = "must be" in str(came.error)
-        said = f"Did you mean 'layer.{bad}'?" if is_number and not is_told else ""
+        # Where a parameter takes sites alone, its type is checked first.
+        is_type_error = "must be" in str(came.error)
+        suggests = is_number and not is_type_error
+        said = f"Did you mean 'layer.{bad}'?" if suggests else ""
         _hold_refused(bad, came, said)
 
 
