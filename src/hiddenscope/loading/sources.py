@@ -166,8 +166,7 @@ def locate(source: PathLike | None, revision: str | None = None) -> Located:
             "Leave revision out.",
         )
     if path is None:
-        model = zoo.ZOO[name]
-        return Located(zoo.make(model), name, model.revision)
+        return Located(zoo.zoo_folder(name), name, zoo.ZOO[name].revision)
     if path.suffix.lower() == ".gguf":
         # The folder is named after the content, so that a renamed file is recognised.
         read_header(path)

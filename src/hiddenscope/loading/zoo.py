@@ -211,6 +211,11 @@ ZOO = _read_zoo()
 DEFAULT = "smollm2"
 
 
+def zoo_folder(name: str) -> Path:
+    """Return the safetensors folder of a zoo model, built on first use."""
+    return make(ZOO[name])
+
+
 def make(model: ZooModel) -> Path:
     """Download, convert and check a model unless it is cached; return its folder."""
     if is_complete(model.folder):
