@@ -147,6 +147,8 @@ def test_words_name_dictionaries_that_are_made_of_the_other_half(
     neurons = hs.features(model, texts, "neurons", site=SITE)
     assert neurons.facts["site"] == "layer.2.mlp"
     assert scores(neurons, "unexplained")["the dictionary"]["value"] < 1e-9
+    written = hs.features(model, texts, "random", site="layer.2.mlp")
+    assert "neurons" in scores(written, "unexplained")
 
 
 def test_a_massive_state_is_left_out_like_a_first_one() -> None:
